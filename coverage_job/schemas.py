@@ -1,0 +1,183 @@
+"""Every Arrow schema the program writes, with its version; the public contract of its files.
+
+`FORMAT_VERSION` is stored in each Parquet file's metadata and in `run.json`; it rises when a column
+changes its meaning or goes away, not when one is added.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import pyarrow as pa
+
+FORMAT_VERSION = 1
+
+
+class Stage(str, Enum):
+    """When a model sees a corpus."""
+
+    PRETRAINING = "pretraining"
+    POSTTRAINING = "posttraining"
+
+
+class Kind(str, Enum):
+    """What a row of the vocabulary is for; every row has exactly one."""
+
+    BASE = "base"
+    ADDED = "added"
+    SPECIAL = "special"
+    BYTE = "byte"
+    UNUSED = "unused"
+
+
+class Decodable(str, Enum):
+    """What a token's bytes are, whatever its kind."""
+
+    UTF8 = "utf8"
+    PARTIAL = "partial"
+    BYTE = "byte"
+
+
+class Reachability(str, Enum):
+    """Whether a text exists whose encoding has the token; decided by encoding."""
+
+    DIRECT = "direct"
+    CONTEXTUAL = "contextual"
+    MERGE_INTERMEDIATE = "merge_intermediate"
+    UNREACHABLE = "unreachable"
+    BYTE_NEVER = "byte_never"
+    SPECIAL = "special"
+    UNUSED = "unused"
+
+
+class Status(str, Enum):
+    """Where a token's measure stands against the job's two thresholds."""
+
+    COVERED = "covered"
+    LOW = "low"
+    CRITICAL = "critical"
+    ABSENT = "absent"
+    EXEMPT = "exempt"
+
+
+FLAGGED: tuple[str, ...] = (Status.LOW.value, Status.CRITICAL.value, Status.ABSENT.value)
+
+
+class Action(str, Enum):
+    """What the manifest proposes for a token."""
+
+    NONE = "none"
+    REPEAT = "repeat"
+    MIX = "mix"
+    REPEAT_AND_MIX = "repeat_and_mix"
+    REPEAT_IDS = "repeat_ids"
+    PROTECT = "protect"
+    PRUNE_CANDIDATE = "prune_candidate"
+    EXEMPT = "exempt"
+
+
+COUNTS: tuple[str, ...] = ("occurrences", "documents", "supervised_occurrences", "supervised_documents")
+
+_COUNT_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in COUNTS]
+
+# One row per token of a partial that occurs at least once; counts add over any rows with one key.
+PARTIAL = pa.schema(
+    [
+        pa.field("unit", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("group", pa.string(), nullable=False),
+        pa.field("token_id", pa.int32(), nullable=False),
+        *_COUNT_FIELDS,
+    ]
+)
+
+HISTOGRAM = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("corpus", pa.string(), nullable=False),
+        pa.field("stage", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("group", pa.string(), nullable=False),
+        *_COUNT_FIELDS,
+    ]
+)
+
+# The vocabulary table: one row per id of the model's matrix, in order; free of corpora.
+VOCABULARY = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("token_bytes", pa.binary(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("decodable", pa.string(), nullable=False),
+        pa.field("round_trip", pa.bool_(), nullable=False),
+        pa.field("reachability", pa.string(), nullable=False),
+        pa.field("example", pa.string()),
+        pa.field("script", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("language_rule", pa.string(), nullable=False),
+        pa.field("category", pa.string(), nullable=False),
+        pa.field("category_rule", pa.string(), nullable=False),
+    ]
+)
+
+COVERAGE_COUNTS: tuple[str, ...] = (
+    "pretraining_occurrences",
+    "pretraining_documents",
+    "posttraining_occurrences",
+    "posttraining_documents",
+    "posttraining_supervised_occurrences",
+    "posttraining_supervised_documents",
+)
+
+DRIFT_COLUMNS: tuple[str, ...] = ("lm_head_cosine", "lm_head_l2", "embedding_cosine", "embedding_l2")
+
+COVERAGE = pa.schema(
+    [
+        *VOCABULARY,
+        *[pa.field(name, pa.int64(), nullable=False) for name in COVERAGE_COUNTS],
+        pa.field("expected_updates", pa.float64(), nullable=False),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("deficit", pa.int64(), nullable=False),
+        pa.field("action", pa.string(), nullable=False),
+        *[pa.field(name, pa.float64()) for name in DRIFT_COLUMNS],
+    ]
+)
+
+MANIFEST = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("deficit", pa.int64(), nullable=False),
+        pa.field("action", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("context", pa.string()),
+    ]
+)
+
+SUMMARY = pa.schema(
+    [
+        pa.field("by", pa.string(), nullable=False),
+        pa.field("value", pa.string(), nullable=False),
+        pa.field("tokens", pa.int64(), nullable=False),
+        pa.field("covered", pa.int64(), nullable=False),
+        pa.field("under", pa.int64(), nullable=False),
+        pa.field("absent", pa.int64(), nullable=False),
+        pa.field("exempt", pa.int64(), nullable=False),
+        pa.field("covered_rate", pa.float64()),
+        pa.field("under_rate", pa.float64()),
+        pa.field("absent_rate", pa.float64()),
+        pa.field("tokens_counted", pa.int64(), nullable=False),
+        pa.field("supervised_tokens_counted", pa.int64(), nullable=False),
+    ]
+)
+
+BAD_RECORDS = pa.schema(
+    [
+        pa.field("corpus", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("first_bytes", pa.binary(), nullable=False),
+    ]
+)
