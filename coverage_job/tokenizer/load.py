@@ -59,7 +59,8 @@ def _find(path: str) -> str:
             if fs.exists(f"{plain}/{name}"):
                 return f"{path.rstrip('/')}/{name}"
         raise TokenizerError(
-            f"tokenizer {path}: the folder has no tokenizer.json, tekken.json or tokenizer.model; name the file"
+            f"tokenizer {path}: the folder has no tokenizer.json, tekken.json or tokenizer.model; "
+            "name the file"
         )
     return path
 
