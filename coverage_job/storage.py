@@ -183,7 +183,8 @@ class Run:
             raise RunDirectoryError(f"{path}/run.json: torn; run again") from None
         if self.info.get("format") != FORMAT_VERSION:
             raise RunDirectoryError(
-                f"{path}: written by format {self.info.get('format')}, this is format {FORMAT_VERSION}; run again"
+                f"{path}: written by format {self.info.get('format')}, this program reads {FORMAT_VERSION}; "
+                "run again"
             )
 
     def read(self, name: str) -> bytes:

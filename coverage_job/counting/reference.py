@@ -1,4 +1,4 @@
-"""The counts' definition: the tokenizer's own encoding, piece by piece. Every fast path is held against it."""
+"""The counts' definition: the tokenizer's own encoding, piece by piece; what every fast path is held to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReferenceKernel:
         A token is supervised where it overlaps a supervised span by at least one byte; a token of no
         bytes (a prefix that the normalizer added) counts as the byte that follows it.
         """
-        blob = memoryview(np.ascontiguousarray(batch.text))
+        blob = np.ascontiguousarray(batch.text).data
         lengths: list[int] = []
         ids: list[Int32] = []
         masks: list[UInt8] = []
