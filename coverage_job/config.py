@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from pathlib import Path
@@ -442,6 +443,7 @@ def parse_job(tree: Any, *, base: Path, source: str = "job", overrides: tuple[st
     """
     if not isinstance(tree, dict):
         raise JobError(f"{source}: a job file is a mapping of keys, see docs/job-file.md")
+    tree = copy.deepcopy(tree)
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key:

@@ -92,7 +92,7 @@ class TaskReport:
 
     def to_json(self) -> str:
         return orjson.dumps(
-            asdict(self), default=_plain, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+            self, default=_plain, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
         ).decode()
 
 
