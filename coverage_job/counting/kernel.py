@@ -295,7 +295,6 @@ def _model(cuts: Cuts) -> scan.Model:
         part = steps[first : first + n]
         state = part >> 1
         offsets[first : first + n] = np.where(state == 0, 0, (state + first) * width) << 1 | (part & 1)
-    keys, values = index_merges(arrays["merges"])
     return scan.Model(
         classes=arrays["classes"],
         steps=np.ascontiguousarray(offsets.reshape(-1)),
@@ -308,8 +307,7 @@ def _model(cuts: Cuts) -> scan.Model:
         whole_differs=bool(cuts.facts["ignore_merges"]),
         single=arrays["single"],
         widths=arrays["widths"],
-        merge_keys=keys,
-        merge_values=values,
+        merges=index_merges(arrays["merges"]),
     )
 
 
