@@ -21,17 +21,20 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from coverage_job.config import TrainOn
 from coverage_job.corpus.sandbox import Output, Program, RenderError
 from coverage_job.corpus.spans import (
     Range,
+    after_prompt,
+    common_opening,
     differing,
     disguise,
     disguise_value,
     last_of,
     merge,
     turn_by_content,
-    turn_by_prompt,
 )
 from coverage_job.corpus.template import TemplateSpec
 from coverage_job.errors import JobError
@@ -74,10 +77,12 @@ class Rendered:
 class _Frame:
     """What a template writes around answers, learned from a small dialogue.
 
-    prompt: the generation prompt, '' where it has none. ends: the texts of its end-of-turn tokens.
+    prompts: texts that open an answer: the generation prompt, then what it shares with the openings of
+        answers that are written out (the prompt may add `<think>`); empty where it has none.
+    ends: the texts of its end-of-turn tokens.
     """
 
-    prompt: str
+    prompts: tuple[str, ...]
     ends: tuple[str, ...]
 
 
@@ -118,6 +123,7 @@ class Renderer:
         self._variables = template.variables
         self._frames: dict[tuple[bool, str], _Frame] = {}
         self._parts: dict[bool, bool] = {}
+        self._clean: set[str] = set()
 
     def end_of_turn(self, extra: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Texts of the tokens that the template writes right after an answer; often one, () if none."""
@@ -241,24 +247,30 @@ class Renderer:
             user = {"role": "user", "content": [{"type": "text", "text": _QUESTION}]}
         answer = {"role": "assistant", "content": _ANSWER}
         system = {"role": "system", "content": _QUESTION}
-        prompt = ""
+        prompts: list[str] = []
         ends: list[str] = []
         for opening in ([user], [system, user]):
+            dialogue = [*opening, answer, user, answer]
             try:
                 without = self._run(program, opening, None, extra).text
                 with_prompt = self._run(program, opening, None, extra, prompt=True).text
-                dialogue = self._run(program, [*opening, answer, user, answer], None, extra).text
+                # Visits are known by identity, so each message is a mapping of its own.
+                output = self._run(program, [dict(m) for m in dialogue], None, extra)
             except RenderError:
                 continue
-            if with_prompt.startswith(without):
-                prompt = with_prompt[len(without) :]
-            for tail in dialogue.split(_ANSWER)[1:]:
+            prompt = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+            heads = [
+                output.text[ranges[0][0] : ranges[0][1]].partition(_ANSWER)[0]
+                for i, ranges in output.visits.items()
+                if dialogue[i] is answer
+            ]
+            prompts = [prompt, common_opening([prompt, *heads], self._tokens)] if prompt else []
+            for tail in output.text.split(_ANSWER)[1:]:
                 token = next((t for t in self._tokens if tail.lstrip().startswith(t)), None)
-                opens_next = token is not None and prompt.startswith(token)
-                if token is not None and token not in ends and not opens_next:
+                if token is not None and token not in ends and not prompt.startswith(token):
                     ends.append(token)
             break
-        return _Frame(prompt, tuple(ends))
+        return _Frame(tuple(filter(None, prompts)), tuple(ends))
 
     # Spans, in characters
 
@@ -282,20 +294,49 @@ class Renderer:
         hard: list[int] = []
         for i in trained:
             visits = output.visits.get(i, [])
-            turn = (
-                turn_by_prompt(output.text, visits[0], frame.prompt, frame.ends) if len(visits) == 1 else None
-            )
-            if turn is None:
+            start = after_prompt(output.text, visits[0], frame.prompts) if len(visits) == 1 else None
+            closing = None if start is None else last_of(output.text, frame.ends, start, visits[0][1])
+            if start is None or closing is None:
                 hard.append(i)
             else:
-                start, closing = turn
                 spans.append((start, closing[1] if self.train_end_of_turn else closing[0]))
         if hard:
             more = self._spans_by_content(program, messages, tools, extra, output, frame, hard)
             if isinstance(more, str):
                 return more
             spans += more
-        return spans
+        return self._foreign(program, messages, tools, extra, output.text, trained, spans) or spans
+
+    def _foreign(
+        self,
+        program: Program,
+        messages: list[dict[str, Any]],
+        tools: Any,
+        extra: Mapping[str, Any],
+        text: str,
+        trained: list[int],
+        spans: list[Range],
+    ) -> str:
+        """Why `spans` cannot be trusted: text of another message stands in one. '' where none does.
+
+        A template writes a turn by what kind of message stands before and after it, so a setting that was
+        found clean in one record is not asked about again in the next.
+        """
+        kinds = [None, *((m.get("role"), sorted(k for k, v in m.items() if v)) for m in messages), None]
+        settings = {repr((program is self._program, kinds[i : i + 3])) for i in trained}
+        if settings <= self._clean:
+            return ""
+        others = [i for i in range(len(messages)) if i not in trained]
+        own = self._own(program, messages, tools, extra, text, others)
+        if isinstance(own, str):
+            return own
+        where = np.array(own[0], np.int64)
+        for start, end in spans:
+            if np.searchsorted(where, start) != np.searchsorted(where, end):
+                return "text of another message stands inside an answer"
+        if len(self._clean) < 4096:
+            self._clean |= settings
+        return ""
 
     def _spans_of_blocks(
         self, program: Program, extra: Mapping[str, Any], trained: list[int], output: Output
@@ -331,21 +372,25 @@ class Renderer:
         if isinstance(own, str):
             return own
         where, exact = own
-        inside: dict[int, list[int]] = {
-            i: [p for p in where if visits[i][0] <= p < visits[i][1]] for i in turns if i in visits
-        }
-        apart = sum(map(len, inside.values())) < len(where)
+
+        def outside(position: int, within: Sequence[Range] = tuple(visits.values())) -> bool:
+            return not any(start <= position < end for start, end in within)
+
+        # A name of an answer's tool call may be repeated in the tool's turn: that is another message's.
+        elsewhere = any(outside(p, [visits[i] for i in turns if i in visits]) for p in where)
         spans: list[Range] = []
         for i in turns:
-            positions, visit = inside.get(i, []), visits.get(i)
-            if apart or visit is None:
+            visit = visits.get(i)
+            positions = [p for p in where if visit[0] <= p < visit[1]] if visit else []
+            if visit is None or elsewhere:
                 # Something is written elsewhere: ask for each message by itself.
                 alone = self._own(program, messages, tools, extra, output.text, [i])
                 if isinstance(alone, str):
                     return alone
-                positions, exact = alone
-                if visit is not None and not all(visit[0] <= p < visit[1] for p in positions):
-                    visit = None
+                everywhere, exact = alone
+                positions = [p for p in everywhere if visit[0] <= p < visit[1]] if visit else []
+                if (everywhere and not positions) or (visit and any(map(outside, everywhere))):
+                    positions, visit = everywhere, None
             if not positions and visit is None:
                 if any(text.strip() for text in _own_texts(messages[i])) and not exact:
                     return "an answer that is rewritten cannot be found"
@@ -359,7 +404,7 @@ class Renderer:
                 output.text,
                 visit,
                 bounds,
-                frame.prompt,
+                frame.prompts,
                 frame.ends,
                 self._tokens,
                 bool(messages[i].get("tool_calls")),

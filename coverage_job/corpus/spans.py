@@ -104,21 +104,33 @@ def first_of(text: str, tokens: Sequence[str], start: int, end: int) -> Range | 
     return found
 
 
-def turn_by_prompt(text: str, visit: Range, prompt: str, ends: Sequence[str]) -> tuple[int, Range] | None:
-    """(start of the answer, range of its end-of-turn token) of a visit that has both; else None."""
-    start, end = visit
-    if not prompt or not text.startswith(prompt, start, end):
-        return None
-    start += len(prompt)
-    closing = last_of(text, ends, start, end)
-    return (start, closing) if closing is not None else None
+def after_prompt(text: str, visit: Range, prompts: Sequence[str]) -> int | None:
+    """Where the answer begins in a visit that opens with one of `prompts`, the first that fits; else None."""
+    for prompt in prompts:
+        if prompt and text.startswith(prompt, *visit):
+            return visit[0] + len(prompt)
+    return None
+
+
+def common_opening(texts: Sequence[str], tokens: Sequence[str]) -> str:
+    """What all texts begin with, cut back to end in white space or with a token.
+
+    >>> common_opening(["<a>bot\\n<think>\\n", "<a>bot\\n<thin air"], ["<a>"])
+    '<a>bot\\n'
+    """
+    low, high = min(texts), max(texts)
+    same = next((i for i, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))
+    opening = low[:same]
+    while opening and not opening[-1].isspace() and not any(opening.endswith(t) for t in tokens):
+        opening = opening[:-1]
+    return opening if opening.strip() else ""
 
 
 def turn_by_content(
     text: str,
     visit: Range | None,
     own: Range | None,
-    prompt: str,
+    prompts: Sequence[str],
     ends: Sequence[str],
     tokens: Sequence[str],
     has_calls: bool,
@@ -127,27 +139,22 @@ def turn_by_content(
 
     visit: what was written while the template was at the message, None where that is not known.
     own: from its first to past its last own character; None where none of them is in the text.
-    prompt: the generation prompt, '' where there is none. ends: texts of end-of-turn tokens.
+    prompts: texts that open an answer, the longest first. ends: texts of end-of-turn tokens.
     tokens: texts of all added tokens. has_calls: the message has tool calls, which are closed by text
     of the template's.
     """
+    begin = after_prompt(text, visit, prompts) if visit is not None else None
     if own is None:
         if visit is None:
             return "nothing of an answer is in the rendered text"
-        if prompt and text.startswith(prompt, *visit):
-            start = visit[0] + len(prompt)
-            closing = last_of(text, ends, start, visit[1])
-            return start, closing[0] if closing else start, closing
-        closing = last_of(text, ends, *visit)
-        at = closing[0] if closing else visit[1]
-        return at, at, closing
+        closing = last_of(text, ends, visit[0] if begin is None else begin, visit[1])
+        at = closing[0] if closing else max(begin or visit[0], visit[0] + len(text[slice(*visit)].rstrip()))
+        return (at if begin is None else begin), at, closing
     first, last = own
     low, high = visit if visit is not None else (0, len(text))
-    if not low <= first <= last <= high:
-        return "an answer is written outside its message's turn"
-    if prompt and visit is not None and text.startswith(prompt, low, high) and low + len(prompt) <= first:
-        first = low + len(prompt)
-    elif prompt and visit is None and not text.endswith(prompt, 0, first):
+    if begin is not None and begin <= first:
+        first = begin
+    elif visit is None and any(prompts) and not any(p and text.endswith(p, 0, first) for p in prompts):
         # Text between the prompt and the answer may be the model's or another message's.
         return "where an answer begins cannot be told"
     closing = first_of(text, ends, last, high)
