@@ -123,7 +123,7 @@ class Renderer:
         self._variables = template.variables
         self._frames: dict[tuple[bool, str], _Frame] = {}
         self._parts: dict[bool, bool] = {}
-        self._clean: set[str] = set()
+        self._clean: set[tuple[Any, ...]] = set()
 
     def end_of_turn(self, extra: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Texts of the tokens that the template writes right after an answer; often one, () if none."""
@@ -234,7 +234,7 @@ class Renderer:
         return self._parts[key]
 
     def _frame(self, program: Program, extra: Mapping[str, Any]) -> _Frame:
-        key = (program is self._program, repr(sorted(extra.items(), key=lambda item: item[0])))
+        key = (program is self._program, repr(sorted(extra.items())) if extra else "")
         if key not in self._frames:
             if len(self._frames) > 64:
                 self._frames.clear()
@@ -322,8 +322,8 @@ class Renderer:
         A template writes a turn by what kind of message stands before and after it, so a setting that was
         found clean in one record is not asked about again in the next.
         """
-        kinds = [None, *((m.get("role"), sorted(k for k, v in m.items() if v)) for m in messages), None]
-        settings = {repr((program is self._program, kinds[i : i + 3])) for i in trained}
+        kinds = [(), *((m.get("role"), *(k for k, v in m.items() if v)) for m in messages), ()]
+        settings = {(program is self._program, *kinds[i : i + 3]) for i in trained}
         if settings <= self._clean:
             return ""
         others = [i for i in range(len(messages)) if i not in trained]

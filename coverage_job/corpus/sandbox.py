@@ -240,25 +240,28 @@ class _Environment(ImmutableSandboxedEnvironment):
         self = __self
         self.spend(1)
         owner = getattr(__obj, "__self__", None)
-        name = getattr(__obj, "__name__", "")
-        if isinstance(owner, str):
-            if name in ("format", "format_map"):
-                self._check_format(owner)
-                self._afford(sum(len(a) for a in args if isinstance(a, str)))
-            elif name == "join" and args:
-                items = list(args[0])
-                self._afford(sum(len(i) for i in items if isinstance(i, str)) + len(owner) * len(items))
-                args = (items, *args[1:])
-            elif name == "replace" and len(args) > 1:
-                self._afford(_replaced_size(owner, args[0], args[1]))
-            elif name in _WIDTHS:
-                _check_widths(args, kwargs)
-                if name == "expandtabs":
-                    self._afford(len(owner) * int(next(iter([*args, *kwargs.values()]), 8)))
-        result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, (str, list, tuple)):
-            self.spend(len(result) // CHARACTERS_PER_STEP)
-        return result
+        if not isinstance(owner, str):
+            return self._made(super().call(__context, __obj, *args, **kwargs))
+        kwargs.pop("_loop_vars", None)  # Jinja's own, for callables that take the context
+        kwargs.pop("_block_vars", None)
+        name = __obj.__name__
+        if name == "join" and args:
+            items = list(args[0])
+            self._afford(sum(len(i) for i in items if isinstance(i, str)) + len(owner) * len(items))
+            args = (items, *args[1:])
+        elif name == "replace" and len(args) > 1:
+            self._afford(_replaced_size(owner, args[0], args[1]))
+        elif name in _WIDTHS:
+            _check_widths(args, kwargs)
+            if name == "expandtabs":
+                self._afford(len(owner) * int(next(iter([*args, *kwargs.values()]), 8)))
+        return self._made(__obj(*args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            self._check_format(value.__self__)
+        return wrapped
 
     def _check_format(self, text: str) -> None:
         if _WIDE_FORMAT.search(text):
@@ -328,6 +331,11 @@ class _Environment(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         if (kind, attribute) in self.safe:
             return getattr(obj, attribute)
+        if kind is _TemplateNamespace and attribute[0] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
         value = super().getattr(obj, attribute)
         if (
             kind in (str, dict, LoopContext)
@@ -504,7 +512,7 @@ class Program:
         at = environment.at
         position = 0
         try:
-            context = self._template.new_context(dict(values))
+            context = self._template.new_context({**self._template.globals, **values}, shared=True)
             for part in self._template.root_render_func(context):
                 if not part:
                     if type(part) is Marked:
