@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from coverage_job.config import TrainOn
+from coverage_job.corpus.documents import Int32, TextBatch
 from coverage_job.corpus.sandbox import Output, Program, RenderError
 from coverage_job.corpus.spans import (
     Range,
@@ -482,6 +483,22 @@ class Renderer:
                 name = function.get("name") if isinstance(function, Mapping) else None
                 lost += isinstance(name, str) and name not in written
         return lost
+
+
+def text_batch(rendered: Sequence[Rendered], keys: Int32) -> TextBatch:
+    """Rendered dialogues as a batch of one piece each. keys: int32[n], as `TextBatch` has them."""
+    lengths = np.array([len(r.text) for r in rendered], np.int64)
+    borders = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    spans = [(a + at, b + at) for r, at in zip(rendered, borders.tolist(), strict=False) for a, b in r.spans]
+    plain = [(a + at, b + at) for r, at in zip(rendered, borders.tolist(), strict=False) for a, b in r.plain]
+    return TextBatch(
+        np.frombuffer(b"".join(r.text for r in rendered), np.uint8),
+        borders,
+        np.arange(len(rendered) + 1, dtype=np.int64),
+        np.array(merge(spans), np.int64).reshape(-1, 2),
+        keys,
+        np.array(plain, np.int64).reshape(-1, 2) if plain else None,
+    )
 
 
 def _disguised(message: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
