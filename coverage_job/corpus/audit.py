@@ -57,7 +57,7 @@ class MaskAudit:
     unmaskable_reasons: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def add_rendered(self, rendered: Rendered, place: str) -> None:
+    def add_rendered(self, rendered: Rendered, place: str = "") -> None:
         """Count what rendering found in one record. place: its file and position. Tokens come later."""
         if rendered.unmaskable:
             self.unmaskable += 1
@@ -80,13 +80,15 @@ class MaskAudit:
             self.lost_tool_calls += rendered.lost_tool_calls
             self.example("with_lost_tool_calls", place)
 
-    def add_failure(self, message: str, place: str) -> None:
+    def add_failure(self, message: str, place: str = "") -> None:
         """Count a record whose template failed, with the template's own message."""
         self.failed += 1
         _count(self.failures, message)
         self.example("failed", place)
 
     def example(self, name: str, place: str) -> None:
+        if not place:
+            return
         places = self.examples.setdefault(name, [])
         if len(places) < MAX_EXAMPLES and place not in places:
             places.append(place)

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from coverage_job.config import TrainOn
-from coverage_job.corpus.documents import Int32, TextBatch
 from coverage_job.corpus.sandbox import Output, Program, RenderError
+from coverage_job.corpus.shapes import OTHER_ROLES, SUPERVISED_ROLES
 from coverage_job.corpus.spans import (
     Range,
     after_prompt,
@@ -39,9 +39,6 @@ from coverage_job.corpus.spans import (
 )
 from coverage_job.corpus.template import TemplateSpec
 from coverage_job.errors import JobError
-
-SUPERVISED_ROLES = frozenset(["assistant", "gpt", "model", "bot", "function_call"])
-OTHER_ROLES = frozenset(["user", "human", "system", "tool", "observation"])
 
 Message = Mapping[str, Any]
 
@@ -135,11 +132,13 @@ class Renderer:
         messages: Sequence[Message],
         tools: Sequence[Any] | None = None,
         extra: Mapping[str, Any] | None = None,
+        trained: Sequence[bool] | None = None,
     ) -> Rendered:
         """One dialogue.
 
         messages: mappings with `role`, `content` (a text, or parts with `type`), `reasoning_content`,
         `tool_calls`. tools: tool definitions. extra: further variables, such as `enable_thinking`.
+        trained: per message, whether it bears loss; by default what `train_on` says of its role.
         Raises RenderError with the template's own message where it fails on this record.
         """
         tools = list(tools) if tools else None
@@ -149,10 +148,11 @@ class Renderer:
         output, plain_messages = self._run_as_given(program, plain_messages, tools, extra)
         text = output.text
         reason = ""
-        if self.train_on == "all":
+        if self.train_on == "all" and (trained is None or all(trained)):
             spans = [(0, len(text))]
         else:
-            found = self._spans(program, plain_messages, tools, extra, output)
+            turns = self._trained(messages) if trained is None else [i for i, t in enumerate(trained) if t]
+            found = self._spans(program, plain_messages, tools, extra, output, turns)
             spans, reason = ([], found) if isinstance(found, str) else (merge(found), "")
         plain: list[Range] = []
         special_texts = self._count_special(plain_messages)
@@ -275,6 +275,10 @@ class Renderer:
 
     # Spans, in characters
 
+    def _trained(self, messages: Sequence[Message]) -> list[int]:
+        turns = [i for i, m in enumerate(messages) if m.get("role") in SUPERVISED_ROLES]
+        return turns[-1:] if self.train_on == "last_assistant" else turns
+
     def _spans(
         self,
         program: Program,
@@ -282,12 +286,13 @@ class Renderer:
         tools: Any,
         extra: Mapping[str, Any],
         output: Output,
+        trained: list[int],
     ) -> list[Range] | str:
-        trained = [i for i, m in enumerate(messages) if m.get("role") in SUPERVISED_ROLES]
-        if self.train_on == "last_assistant":
-            trained = trained[-1:]
         if program.has_generation:
-            return self._spans_of_blocks(program, extra, trained, output)
+            left_out = any(
+                m.get("role") in SUPERVISED_ROLES and i not in trained for i, m in enumerate(messages)
+            )
+            return self._spans_of_blocks(program, extra, trained if left_out else None, output)
         if not trained:
             return []
         frame = self._frame(program, extra)
@@ -340,15 +345,16 @@ class Renderer:
         return ""
 
     def _spans_of_blocks(
-        self, program: Program, extra: Mapping[str, Any], trained: list[int], output: Output
+        self, program: Program, extra: Mapping[str, Any], only: list[int] | None, output: Output
     ) -> list[Range] | str:
+        # only: the messages whose blocks count, None for all.
         if output.blocks is None:
             return "the template rewrites the text of a generation block"
         blocks = output.blocks
-        if self.train_on == "last_assistant" and blocks:
+        if only is not None:
             if any(message is None for _, _, message in blocks):
                 return "which message a generation block belongs to cannot be told"
-            blocks = [block for block in blocks if block[2] in trained]
+            blocks = [block for block in blocks if block[2] in only]
         spans = [(start, end) for start, end, _ in blocks]
         if not self.train_end_of_turn:
             ends = self._frame(program, extra).ends
@@ -483,22 +489,6 @@ class Renderer:
                 name = function.get("name") if isinstance(function, Mapping) else None
                 lost += isinstance(name, str) and name not in written
         return lost
-
-
-def text_batch(rendered: Sequence[Rendered], keys: Int32) -> TextBatch:
-    """Rendered dialogues as a batch of one piece each. keys: int32[n], as `TextBatch` has them."""
-    lengths = np.array([len(r.text) for r in rendered], np.int64)
-    borders = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    spans = [(a + at, b + at) for r, at in zip(rendered, borders.tolist(), strict=False) for a, b in r.spans]
-    plain = [(a + at, b + at) for r, at in zip(rendered, borders.tolist(), strict=False) for a, b in r.plain]
-    return TextBatch(
-        np.frombuffer(b"".join(r.text for r in rendered), np.uint8),
-        borders,
-        np.arange(len(rendered) + 1, dtype=np.int64),
-        np.array(merge(spans), np.int64).reshape(-1, 2),
-        keys,
-        np.array(plain, np.int64).reshape(-1, 2) if plain else None,
-    )
 
 
 def _disguised(message: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
