@@ -33,8 +33,9 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-# A budget covers any real dialogue many times over: 2,000 messages cost about 50,000.
-BASE_BUDGET = 1_000_000
+# Beside what the record's own size pays for; a message costs about 40 steps.
+BASE_BUDGET = 200_000
+_CALL_STEPS = 4
 CHARACTERS_PER_STEP = 64
 MAX_SECONDS = 30.0
 MAX_TEMPLATE_CHARACTERS = 1 << 20
@@ -238,7 +239,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         self = __self
-        self.spend(1)
+        self.spend(_CALL_STEPS)
         owner = getattr(__obj, "__self__", None)
         if not isinstance(owner, str):
             return self._made(super().call(__context, __obj, *args, **kwargs))
