@@ -37,6 +37,8 @@ class TextBatch:
     spans: int64[s, 2] of byte ranges in `text` that are supervised, sorted, disjoint, on character
         borders; None where every byte is.
     keys: int32[n].
+    plain: int64[k, 2] of byte ranges in `text`, sorted and disjoint, whose special-token text is a
+        message's own and is encoded as plain text; None where there is none.
     """
 
     text: UInt8
@@ -44,6 +46,7 @@ class TextBatch:
     documents: Int64
     spans: Int64 | None
     keys: Int32
+    plain: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.documents) - 1

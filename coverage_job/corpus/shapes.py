@@ -89,10 +89,13 @@ class Rendered:
     pieces: UTF-8 texts that are encoded alone (one, where a template was used).
     spans: byte ranges over the pieces back to back that bear loss; sorted, disjoint, on character
         borders.
+    plain: byte ranges over the pieces whose special-token text is a message's own, to be encoded as
+        plain text; sorted, disjoint.
     """
 
     pieces: list[bytes]
     spans: list[tuple[int, int]]
+    plain: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Renderer(Protocol):

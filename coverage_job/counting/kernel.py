@@ -120,6 +120,9 @@ class FastKernel:
             self._leave(
                 batch, skip, np.unique(matches[flagged, 3]), "an added token that takes white space or words"
             )
+        if batch.plain is not None:
+            at = np.searchsorted(batch.pieces, batch.plain[:, 0], side="right") - 1
+            self._leave(batch, skip, np.unique(at), "special-token text in messages")
         if self._normal_form:
             prepared, matches = self._normalized(batch, matches, skip)
         ids, mask, ends, seams = self._run(prepared, matches, skip)
@@ -269,6 +272,7 @@ class FastKernel:
                 documents=np.array([0, 1], np.int64),
                 spans=batch.spans,
                 keys=np.zeros(1, np.int32),
+                plain=batch.plain,
             )
             tokens = self._reference.encode(alone)
             before = int(ends[piece])
