@@ -20,10 +20,10 @@ class Scale:
     values: Float32
     block: tuple[int, int]
 
-    def over(self, start: int, stop: int, columns: int) -> Float32:
-        """float32 that broadcasts against rows start .. stop."""
+    def over(self, rows: npt.NDArray[np.int64], columns: int) -> Float32:
+        """float32 that broadcasts against the given rows."""
         down, across = self.block
-        picked = self.values[np.arange(start, stop) // down] if len(self.values) > 1 else self.values
+        picked = self.values[rows // down] if len(self.values) > 1 else self.values
         if self.values.shape[1] > 1:
             picked = np.repeat(picked, across, axis=1)[:, :columns]
         return picked
@@ -89,23 +89,23 @@ class Matrix:
 
     def rows(self, start: int, stop: int) -> Float32:
         """Rows start .. stop as float32[stop - start, columns], scales applied."""
-        return self.values(self.raw(start, stop), start)
+        return self.scale(self.raw(start, stop), np.arange(start, stop))
 
-    def values(self, block: npt.NDArray[Any], start: int) -> Float32:
-        """float32 of a block that `raw(start, ...)` gave."""
+    def rows_of(self, ids: npt.NDArray[np.int64]) -> Float32:
+        """Rows of any ids as float32[len(ids), columns], scales applied."""
+        return self.scale(self.take(ids), ids)
+
+    def scale(self, block: npt.NDArray[Any], ids: npt.NDArray[np.int64]) -> Float32:
+        """float32 of stored rows whose ids are given, scales applied."""
         values = decode(block, self.dtype)
-        if not self.scaled:
-            return values
         at = 0
         for part, scale in zip(self.parts, self.scales, strict=True):
             extent = part.shape[self.axis]
-            if self.axis == 1:
-                if scale is not None:
-                    values[:, at : at + extent] *= scale.over(start, start + len(block), extent)
-            else:
-                low, high = max(start, at), min(start + len(block), at + extent)
-                if scale is not None and low < high:
-                    values[low - start : high - start] *= scale.over(low - at, high - at, self.shape[1])
+            if scale is not None and self.axis == 1:
+                values[:, at : at + extent] *= scale.over(ids, extent)
+            elif scale is not None:
+                inside = (ids >= at) & (ids < at + extent)
+                values[inside] *= scale.over(ids[inside] - at, self.shape[1])
             at += extent
         return values
 
@@ -131,12 +131,6 @@ class Matrix:
             out[order[at:end]] = block[ordered[at:end] - first]
             at = end
         return out
-
-    def rows_of(self, ids: npt.NDArray[np.int64]) -> Float32:
-        """Rows of any ids as float32[len(ids), columns], scales applied."""
-        if not self.scaled:
-            return decode(self.take(ids), self.dtype)
-        return np.concatenate([self.rows(int(i), int(i) + 1) for i in ids]) if len(ids) else self.rows(0, 0)
 
     def describe(self) -> dict[str, Any]:
         """For reports: its name, shape, stored numbers and files."""
