@@ -122,8 +122,9 @@ def open_checkpoint(
     head, embed = matrices["lm_head"], matrices["embedding"]
     tied: str | None = None
     if head is None and embed is not None:
-        # A table of scores for one matrix only would be read as the other's: say which it is.
         head, tied = embed, f"no output matrix beside {embed.name}"
+        if _tied_in(config):
+            tied = "tie_word_embeddings in config.json"
     elif embed is not None and head is not None:
         if _tied_in(config) and lm_head is None:
             head, tied = embed, "tie_word_embeddings in config.json"
