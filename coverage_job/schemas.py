@@ -190,3 +190,34 @@ BAD_RECORDS = pa.schema(
         pa.field("first_bytes", pa.binary(), nullable=False),
     ]
 )
+
+# One row per row of the after checkpoint's matrix; null where a value is not defined or was not asked for.
+DRIFT = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("category", pa.string(), nullable=False),
+        *[
+            pa.field(f"{role}_{name}", type_)
+            for role in ("lm_head", "embedding")
+            for name, type_ in (
+                ("cosine", pa.float64()),
+                ("l2", pa.float64()),
+                ("relative_l2", pa.float64()),
+                ("norm_before", pa.float64()),
+                ("norm_after", pa.float64()),
+                ("rank", pa.int32()),
+                ("neighbours_before", pa.list_(pa.int32())),
+                ("neighbours_after", pa.list_(pa.int32())),
+                ("neighbour_overlap", pa.float64()),
+            )
+        ],
+        # Under-trained indicators of the after checkpoint's output rows, against the mean of unused rows.
+        pa.field("unused_cosine", pa.float64()),
+        pa.field("unused_l2", pa.float64()),
+        pa.field("unused_cosine_centred", pa.float64()),
+        pa.field("unused_cosine_without_first", pa.float64()),
+        pa.field("under_trained", pa.bool_()),
+    ]
+)
