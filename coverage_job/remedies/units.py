@@ -94,8 +94,8 @@ def find_units(
             examples[token_id] = example
 
     found: dict[int, Unit] = {}
-    for mark in ("", " "):
-        for left, left_ids in lefts:
+    for left, left_ids in lefts:
+        for mark in ("", " "):
             rest = ((v, mark + text) for v, text in surfaces.items() if v not in found)
             _try(tokenizer, left, left_ids, rest, found, 1)
     pending = {v: t for v, t in examples.items() if v not in found}
