@@ -210,6 +210,9 @@ class RemedyOptions(Model):
     prefer: Literal["both", "repeat", "mix"] = Field(
         "both", description="What serves a token that pre-training text contains."
     )
+    unseen: Literal["repeat", "prune"] = Field(
+        "repeat", description="What is proposed for a token that no corpus of either stage contains."
+    )
     exclude: Exempt = Field(
         default_factory=Exempt,
         description="Tokens for which no data is made; they are proposed for protection.",

@@ -78,6 +78,14 @@ class Action(str, Enum):
 
 COUNTS: tuple[str, ...] = ("occurrences", "documents", "supervised_occurrences", "supervised_documents")
 
+# Rows of the vocabulary that no training text can ask for: never flagged.
+NEVER_FLAGGED: tuple[str, ...] = (
+    Reachability.UNUSED.value,
+    Reachability.UNREACHABLE.value,
+    Reachability.MERGE_INTERMEDIATE.value,
+    Reachability.BYTE_NEVER.value,
+)
+
 _COUNT_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in COUNTS]
 
 # One row per token of a partial that occurs at least once; counts add over any rows with one key.
