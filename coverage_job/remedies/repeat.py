@@ -26,8 +26,10 @@ from tokenizers import Tokenizer
 from coverage_job.errors import RemedyError
 from coverage_job.remedies.chains import APART, SEPARATORS, Chain, link, with_edges
 from coverage_job.remedies.proof import Counts, Dialogue, Render, count
-from coverage_job.remedies.units import Missing, Unit, find_units
-from coverage_job.schemas import FLAGGED, Kind
+from coverage_job.remedies.units import BY_TEXT, Missing, Unit, find_units
+from coverage_job.schemas import Action, Kind
+
+_REPEATED = (Action.REPEAT.value, Action.REPEAT_AND_MIX.value, Action.REPEAT_IDS.value)
 
 # Under this much room for a text, instructions and template are most of what is trained on.
 _LEAST_ROOM = 16
@@ -96,18 +98,20 @@ def instructions() -> dict[str, list[str]]:
 def needs(coverage: pl.DataFrame, scope: str, minimum: int) -> dict[int, int]:
     """How often each token in scope must be a target of the repeat set.
 
-    scope: `flagged` (each its deficit, so what SFT already gives is counted) or `vocabulary` (each
-    `minimum` times, as the published cure did). Raises RemedyError on another scope.
+    scope: `flagged` (each its deficit, so what SFT already gives is counted; those that the manifest
+    gives to a repeat set) or `vocabulary` (each `minimum` times, as the published cure did; all that
+    text reaches and the job does not exempt or protect). Raises RemedyError on another scope.
 
-    >>> table = pl.DataFrame({"token_id": [0, 1], "status": ["covered", "low"], "deficit": [0, 7]})
+    >>> table = pl.DataFrame({"token_id": [0, 1], "action": ["none", "repeat"], "deficit": [0, 7]})
     >>> needs(table, "flagged", 20)
     {1: 7}
     """
     if scope == "flagged":
-        rows = coverage.filter(pl.col("status").is_in(FLAGGED) & (pl.col("deficit") > 0))
+        rows = coverage.filter(pl.col("action").is_in(_REPEATED) & (pl.col("deficit") > 0))
         return dict(rows.select("token_id", "deficit").iter_rows())
     if scope == "vocabulary":
-        rows = coverage.filter(pl.col("reachability").is_in(["direct", "contextual"]))
+        spared = pl.col("action").is_in([Action.EXEMPT.value, Action.PROTECT.value])
+        rows = coverage.filter(pl.col("reachability").is_in(BY_TEXT) & ~spared)
         return dict.fromkeys(rows["token_id"].to_list(), minimum)
     raise RemedyError(f"--scope {scope}: choose flagged or vocabulary")
 
@@ -160,9 +164,9 @@ def build(
             break
         rng = random.Random(f"{options.seed}/{number}")
         made = []
-        for at in range(max(copies.values())):
+        for at in range(max(times for _, times in copies)):
             members: dict[str, list[Unit]] = defaultdict(list)
-            for unit, times in copies.items():
+            for unit, times in copies:
                 if times > at:
                     members[groups[unit.token_id]].append(unit)
             for group, chain in _round(members, tokenizer, rng, frame, options, room):
@@ -176,11 +180,9 @@ def build(
         left = np.maximum(0, left - counts.of(options.measure))
     if total is None:
         total = count([], tokenizer, render, rows=rows, max_length=options.max_length)
-    missing += [
-        Missing(u.token_id, f"{left[u.token_id]} of {asked[u.token_id]} lost in every context tried")
-        for u in units
-        if left[u.token_id] > 0
-    ]
+    # A template may write what no plain text gives: an end-of-turn token is a target in each dialogue.
+    missing += [Missing(unit.token_id, "lost in every context tried") for unit in units]
+    missing = [m for m in missing if left[m.token_id] > 0]
     random.Random(f"{options.seed}/order").shuffle(dialogues)
     return RepeatSet(dialogues, asked, total, sorted(missing, key=lambda m: m.token_id))
 
@@ -222,14 +224,14 @@ def _groups(coverage: pl.DataFrame) -> dict[int, str]:
     return groups
 
 
-def _copies(units: Sequence[Unit], left: np.ndarray) -> dict[Unit, int]:
+def _copies(units: Sequence[Unit], left: np.ndarray) -> list[tuple[Unit, int]]:
     """How often to write each unit. What a unit gives besides its own token counts for the others."""
     left = left.copy()
-    copies = {}
+    copies = []
     for unit in sorted(units, key=lambda u: (-len(u.ids), u.token_id)):
         times = int(left[unit.token_id])
         if times > 0:
-            copies[unit] = times
+            copies.append((unit, times))
             for token_id in unit.ids:
                 left[token_id] -= times
     return copies
