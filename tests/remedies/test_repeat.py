@@ -145,13 +145,14 @@ def _with_tokens(tokenizer: Tokenizer, tokens: list[str]) -> Tokenizer:
     """The tokenizer with entries (and the merges to them) that the training text did not give."""
     data = json.loads(tokenizer.to_str())
     vocab, merges = data["model"]["vocab"], data["model"]["merges"]
-    fresh = max(max(vocab.values()), *(t["id"] for t in data["added_tokens"])) + 1
+    fresh = max(vocab.values()) + 1
     for token in tokens:
         for end in range(2, len(token) + 1):
             if token[:end] not in vocab:
                 vocab[token[:end]] = fresh
                 fresh += 1
                 merges.append([token[: end - 1], token[end - 1]])
+    data["added_tokens"][-1]["id"] = fresh
     return Tokenizer.from_str(json.dumps(data))
 
 
