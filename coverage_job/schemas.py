@@ -170,6 +170,7 @@ SUMMARY = pa.schema(
         pa.field("tokens", pa.int64(), nullable=False),
         pa.field("covered", pa.int64(), nullable=False),
         pa.field("under", pa.int64(), nullable=False),
+        pa.field("critical", pa.int64(), nullable=False),
         pa.field("absent", pa.int64(), nullable=False),
         pa.field("exempt", pa.int64(), nullable=False),
         pa.field("covered_rate", pa.float64()),

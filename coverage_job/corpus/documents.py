@@ -68,3 +68,50 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return len(self.documents) - 1
+
+
+def select_documents(batch: TextBatch, which: Int64) -> TextBatch:
+    """The documents of the given positions, in that order, as a batch of their own."""
+    texts, pieces, documents, spans = [], [np.zeros(1, np.int64)], [0], []
+    size = 0
+    for i in which.tolist():
+        first, last = int(batch.documents[i]), int(batch.documents[i + 1])
+        start, end = int(batch.pieces[first]), int(batch.pieces[last])
+        texts.append(batch.text[start:end])
+        pieces.append(batch.pieces[first + 1 : last + 1] - start + size)
+        documents.append(documents[-1] + last - first)
+        if batch.spans is not None:
+            lo, hi = np.searchsorted(batch.spans[:, 0], [start, end])
+            spans.append(batch.spans[lo:hi] - start + size)
+        size += end - start
+    return TextBatch(
+        text=np.concatenate([np.empty(0, np.uint8), *texts]),
+        pieces=np.concatenate(pieces),
+        documents=np.array(documents, np.int64),
+        spans=None if batch.spans is None else np.concatenate([np.empty((0, 2), np.int64), *spans]),
+        keys=batch.keys[which],
+    )
+
+
+def insert_ids(batch: TokenBatch, first: int | None, last: int | None) -> TokenBatch:
+    """Every document with one supervised id put before and one after it, where they are given."""
+    n = len(batch)
+    places: list[Int64] = []
+    values: list[Int32] = []
+    for token_id, where in ((first, batch.documents[:-1]), (last, batch.documents[1:])):
+        if token_id is not None:
+            places.append(where)
+            values.append(np.full(n, token_id, np.int32))
+    if not places:
+        return batch
+    # np.insert puts values of one place in the order given; documents must take turns there.
+    order = np.argsort(np.concatenate([2 * np.arange(n) + k for k in range(len(places))]), kind="stable")
+    at, inserted = np.concatenate(places)[order], np.concatenate(values)[order]
+    supervised = batch.supervised
+    return TokenBatch(
+        ids=np.insert(batch.ids, at, inserted),
+        documents=batch.documents + len(places) * np.arange(n + 1),
+        supervised=None if supervised is None else np.insert(supervised, at, np.uint8(1)),
+        seams=batch.seams,
+        keys=batch.keys,
+    )
