@@ -123,8 +123,9 @@ def fabricate(tokenizer: Tokenizer, family: str) -> pl.DataFrame:
     for token_id in range(max(tokenizer.get_vocab().values()) + 1):
         token = tokenizer.id_to_token(token_id) or ""
         special = token_id in added and added[token_id].special
-        kind = "special" if special else "added" if token_id in added else "base"
         data = token.encode() if token_id in added else _bytes(tokenizer, token, family)
+        one = len(data) == 1 and (family == "bytes" or token.startswith("<0x"))
+        kind = "special" if special else "added" if token_id in added else "byte" if one else "base"
         try:
             own = bool(data) and tokenizer.encode(data.decode(), add_special_tokens=False).ids == [token_id]
         except UnicodeDecodeError:
