@@ -14,7 +14,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import accumulate
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from coverage_job.errors import RemedyError
 from coverage_job.remedies.chains import APART, SEPARATORS, Chain, link, with_edges
-from coverage_job.remedies.proof import Counts, Dialogue, Render, count
+from coverage_job.remedies.proof import Counts, Dialogue, DialogueCounter
 from coverage_job.remedies.units import BY_TEXT, Missing, Unit, find_units
 from coverage_job.schemas import Action, Kind
 
@@ -137,27 +137,27 @@ def build(
     coverage: pl.DataFrame,
     asked: Mapping[int, int],
     tokenizer: Tokenizer,
-    render: Render,
+    counter: DialogueCounter,
     options: RepeatOptions | None = None,
 ) -> RepeatSet:
     """Dialogues in which each token of `asked` is a target as often as asked, as far as text can do it.
 
-    coverage: the run's table. asked: token id -> times. render: the job's chat template.
+    coverage: the run's table. asked: token id -> times. counter: the job's chat template and kernel.
     Raises RemedyError where `max_length` leaves no room beside the template.
     """
     options = options or RepeatOptions()
-    room = _room(tokenizer, render, options.max_length)
-    rows = int(coverage["token_id"].max() or 0) + 1  # type: ignore[arg-type]
+    counter = replace(counter, max_length=options.max_length)
+    room = _room(counter, options.max_length)
     wanted = coverage.filter(pl.col("token_id").is_in(list(asked)))
     units, missing = find_units(wanted, tokenizer, special_texts(tokenizer))
     groups = _groups(wanted)
     forbidden = _matcher(added_texts(tokenizer))
 
-    left = np.zeros(rows, np.int64)
+    left = np.zeros(counter.rows, np.int64)
     for token_id, times in asked.items():
         left[token_id] = times
     dialogues: list[Dialogue] = []
-    total: Counts | None = None
+    total = counter.count([])
     for number, frame in enumerate(_PASSES):
         copies = _copies(units, left)
         if not copies:
@@ -174,12 +174,10 @@ def build(
                     _clean(chain, forbidden)
                 if chain.units:
                     made.append(_dialogue(chain, group, rng))
-        counts = count(made, tokenizer, render, rows=rows, max_length=options.max_length)
+        counts = counter.count(made)
         dialogues += made
-        total = counts if total is None else _add(total, counts)
+        total += counts
         left = np.maximum(0, left - counts.of(options.measure))
-    if total is None:
-        total = count([], tokenizer, render, rows=rows, max_length=options.max_length)
     # A template may write what no plain text gives: an end-of-turn token is a target in each dialogue.
     missing += [Missing(unit.token_id, "lost in every context tried") for unit in units]
     missing = [m for m in missing if left[m.token_id] > 0]
@@ -187,25 +185,14 @@ def build(
     return RepeatSet(dialogues, asked, total, sorted(missing, key=lambda m: m.token_id))
 
 
-def _add(a: Counts, b: Counts) -> Counts:
-    return Counts(
-        a.occurrences + b.occurrences,
-        a.documents + b.documents,
-        np.concatenate([a.tokens, b.tokens]),
-        a.supervised + b.supervised,
-    )
-
-
-def _room(tokenizer: Tokenizer, render: Render, max_length: int) -> int:
+def _room(counter: DialogueCounter, max_length: int) -> int:
     """Tokens a text may have so that it, its copy, the instruction and the template fit."""
-    longest = 0
-    for line in (line for lines in instructions().values() for line in lines):
-        dialogue = [
-            {"role": "user", "content": line.replace("{text}", "a")},
-            {"role": "assistant", "content": "a"},
-        ]
-        pieces = render(dialogue).pieces
-        longest = max(longest, sum(len(tokenizer.encode(p, add_special_tokens=False).ids) for p in pieces))
+    lines = [line for lines in instructions().values() for line in lines]
+    short = [
+        [{"role": "user", "content": line.replace("{text}", "a")}, {"role": "assistant", "content": "a"}]
+        for line in lines
+    ]
+    longest = int(counter.count(short).tokens.max())
     room = int((max_length - longest) / 2 * _MARGIN)
     if room < _LEAST_ROOM:
         raise RemedyError(

@@ -7,7 +7,7 @@ without it holds no finished set.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,9 @@ import polars as pl
 import pyarrow as pa
 from tokenizers import Tokenizer
 
+from coverage_job.corpus.documents import Int64
 from coverage_job.errors import RemedyError, StorageError
-from coverage_job.remedies.proof import Counts, Dialogue, Int64, Render, read_jsonl
+from coverage_job.remedies.proof import Dialogue, DialogueCounter, read_jsonl
 from coverage_job.remedies.repeat import RepeatSet, instructions
 from coverage_job.schemas import REPEAT, REPEAT_IDS, REPEAT_PROOF, Reachability
 from coverage_job.storage import join, read_parquet, write_bytes, write_parquet
@@ -40,7 +41,7 @@ Row = tuple[list[int], list[int]]
 def id_rows(
     wanted: Mapping[int, int],
     tokenizer: Tokenizer,
-    render: Render,
+    counter: DialogueCounter,
     *,
     tokens_per_dialogue: int = 512,
     max_length: int = 4096,
@@ -54,7 +55,7 @@ def id_rows(
     rows: list[Row] = []
     for at in range(max(wanted.values(), default=0)):
         due = [token_id for token_id, times in sorted(wanted.items()) if times > at]
-        frame = _frame(lines[at % len(lines)], tokenizer, render)
+        frame = _frame(lines[at % len(lines)], tokenizer, counter)
         room = (max_length - sum(map(len, frame))) // 2
         size = min(tokens_per_dialogue, room)
         if size < 1:
@@ -71,14 +72,16 @@ def id_rows(
     return rows
 
 
-def _frame(line: str, tokenizer: Tokenizer, render: Render) -> tuple[list[int], list[int], list[int]]:
+def _frame(
+    line: str, tokenizer: Tokenizer, counter: DialogueCounter
+) -> tuple[list[int], list[int], list[int]]:
     dialogue = [
         {"role": "user", "content": line.replace("{text}", _MARK)},
         {"role": "assistant", "content": _MARK},
     ]
     parts: list[list[int]] = [[]]
-    for piece in render(dialogue).pieces:
-        for number, text in enumerate(piece.split(_MARK)):
+    for piece in counter.render(dialogue).pieces:
+        for number, text in enumerate(piece.decode().split(_MARK)):
             if number:
                 parts.append([])
             if text:
@@ -88,7 +91,7 @@ def _frame(line: str, tokenizer: Tokenizer, render: Render) -> tuple[list[int], 
             "the chat template does not write the user's and the assistant's text once each; "
             "make the set by ids with chat_template: none"
         )
-    return parts[0], parts[1], parts[2]
+    return parts
 
 
 def write(directory: str, dialogues: Sequence[Dialogue], rows: Sequence[Row] = ()) -> None:
@@ -188,24 +191,23 @@ def prove(
     result: RepeatSet,
     *,
     measure: str,
-    count: Callable[[Iterable[Dialogue]], Counts],
+    counter: DialogueCounter,
     by_ids: bool = False,
 ) -> Summary:
     """Count over the written files, write `repeat_proof.parquet`, and say how it stands.
 
-    count: the counter of dialogues, the job's own. Raises StorageError where the two files differ.
+    counter: the job's template, kernel and length. Raises StorageError where the two files differ.
     """
-    rows = int(coverage["token_id"].max() or 0) + 1  # type: ignore[arg-type]
-    written = list(read_jsonl(join(directory, JSONL)))
+    written = [record.get("messages") for record in read_jsonl(join(directory, JSONL))]
     if read_parquet(join(directory, PARQUET))["messages"].to_pylist() != written:
         raise StorageError(f"{directory}: {JSONL} and {PARQUET} differ; write the set again")
-    counts = count(written)
+    counts = counter.count(written)  # type: ignore[arg-type]
     text = counts.of(measure)
-    ids = np.zeros(rows, np.int64)
+    ids = np.zeros(counter.rows, np.int64)
     id_tokens = id_supervised = id_rows_written = 0
     if by_ids:
         table = read_parquet(join(directory, IDS))
-        occurrences, documents = label_counts(table["labels"].to_pylist(), rows)
+        occurrences, documents = label_counts(table["labels"].to_pylist(), counter.rows)
         ids = documents if measure in ("documents", "supervised_documents") else occurrences
         id_tokens = sum(map(len, table["input_ids"].to_pylist()))
         id_supervised = int(occurrences.sum())

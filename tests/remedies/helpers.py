@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from typing import Any
 
 import polars as pl
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from coverage_job.remedies.proof import Dialogue, Rendered
-from coverage_job.remedies.repeat import instructions
+from coverage_job.corpus.shapes import Dialogue, PlainRenderer, Rendered
+from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.remedies import repeat
+from coverage_job.remedies.proof import DialogueCounter
+from coverage_job.remedies.repeat import RepeatOptions, RepeatSet, instructions
 
 SPECIALS = ["<|start|>", "<|end|>"]
 
@@ -73,17 +77,31 @@ def tiny_tokenizer(family: str) -> Tokenizer:
     return Tokenizer.from_str(tiny(family))
 
 
-def chatml(dialogue: Dialogue) -> Rendered:
+class ChatML:
     """A template that trims what it is given, as many do."""
-    text, spans = "", []
-    for message in dialogue:
-        text += f"<|start|>{message['role']}\n"
-        start = len(text)
-        text += message["content"].strip() + "<|end|>"
-        if message["role"] == "assistant":
-            spans.append((start, len(text)))
-        text += "\n"
-    return Rendered([text], [spans])
+
+    def render(self, dialogue: Dialogue) -> Rendered:
+        data, spans = b"", []
+        for message in dialogue.messages:
+            data += f"<|start|>{message['role']}\n".encode()
+            start = len(data)
+            data += message["content"].strip().encode() + b"<|end|>"
+            if message["role"] == "assistant":
+                spans.append((start, len(data)))
+            data += b"\n"
+        return Rendered([data], spans)
+
+
+def counter(tokenizer: Tokenizer, renderer: Any = None) -> DialogueCounter:
+    rows = max(tokenizer.get_vocab().values()) + 1
+    renderer = renderer or PlainRenderer("all_assistant")
+    return DialogueCounter(renderer, ReferenceKernel(tokenizer), rows, 4096)
+
+
+def build(
+    coverage: pl.DataFrame, asked: dict[int, int], tokenizer: Tokenizer, renderer: Any = None, **options: Any
+) -> RepeatSet:
+    return repeat.build(coverage, asked, tokenizer, counter(tokenizer, renderer), RepeatOptions(**options))
 
 
 def _bytes(tokenizer: Tokenizer, token: str, family: str) -> bytes:

@@ -12,7 +12,7 @@ from coverage_job.remedies.protect import (
     protected_ids,
     trainer_callback,
 )
-from tests.remedies.helpers import chatml, fabricate, tiny_tokenizer
+from tests.remedies.helpers import fabricate, tiny_tokenizer
 
 torch = pytest.importorskip("torch", reason="torch is not installed (extra `drift`)")
 
@@ -220,7 +220,7 @@ def test_trl_keeps_the_rows(masked, tmp_path, monkeypatch):
     tokenizer = tiny_tokenizer("bytes")
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     model = causal_model(len(fast))
-    texts = [chatml([{"role": "assistant", "content": f"say {n}"}]).pieces[0] for n in range(8)]
+    texts = [f"<|start|>assistant\nsay {n}<|end|>\n" for n in range(8)]
     seen = {i for text in texts for i in tokenizer.encode(text).ids}
     ids = np.setdiff1d(np.arange(len(fast)), list(seen))[::7]
     before = model.lm_head.weight.detach().clone()

@@ -10,35 +10,31 @@ import pytest
 from tokenizers import Tokenizer
 
 from coverage_job.errors import RemedyError, StorageError
-from coverage_job.remedies import proof, repeat, repeat_files
+from coverage_job.remedies import repeat, repeat_files
 from coverage_job.remedies.chains import link
 from coverage_job.remedies.units import Unit, find_units
 from coverage_job.tokenizer.load import describe, load
 from tests.conftest import SHARED, needs_shared
-from tests.remedies.helpers import chatml, fabricate, tiny_tokenizer
+from tests.remedies.helpers import ChatML, build, counter, fabricate, tiny_tokenizer
 
 FAMILIES = ["bytes", "sentencepiece", "wordpiece", "unigram"]
 
 
-def counter(tokenizer, coverage, render):
-    return lambda dialogues: proof.count(dialogues, tokenizer, render, rows=len(coverage), max_length=4096)
-
-
-@pytest.mark.parametrize("render", [proof.plain, chatml], ids=["none", "template"])
+@pytest.mark.parametrize("render", [None, ChatML()], ids=["none", "template"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_reachable_token_gets_its_number(family, render, tmp_path):
     tokenizer = tiny_tokenizer(family)
     coverage = fabricate(tokenizer, family)
     asked = repeat.needs(coverage, "flagged", 20)
     assert len(asked) > 300
-    result = repeat.build(coverage, asked, tokenizer, render)
+    result = build(coverage, asked, tokenizer, render)
     repeat_files.write(str(tmp_path), result.dialogues)
     summary = repeat_files.prove(
         str(tmp_path),
         coverage,
         result,
         measure="supervised_occurrences",
-        count=counter(tokenizer, coverage, render),
+        counter=counter(tokenizer, render),
     )
     assert summary.impossible == {}
     assert summary.reached == len(asked)
@@ -52,14 +48,14 @@ def test_every_reachable_token_gets_its_number(family, render, tmp_path):
 def test_the_proof_counts_what_a_plain_loop_counts(tmp_path):
     tokenizer = tiny_tokenizer("bytes")
     coverage = fabricate(tokenizer, "bytes")
-    result = repeat.build(coverage, repeat.needs(coverage, "flagged", 20), tokenizer, proof.plain)
+    result = build(coverage, repeat.needs(coverage, "flagged", 20), tokenizer)
     repeat_files.write(str(tmp_path), result.dialogues)
     repeat_files.prove(
         str(tmp_path),
         coverage,
         result,
         measure="supervised_occurrences",
-        count=counter(tokenizer, coverage, proof.plain),
+        counter=counter(tokenizer),
     )
     expected = np.zeros(len(coverage), np.int64)
     for line in (tmp_path / "repeat.jsonl").read_text("utf-8").split("\n")[:-1]:
@@ -74,8 +70,7 @@ def test_the_proof_counts_what_a_plain_loop_counts(tmp_path):
 def test_user_and_assistant_hold_the_same_text_and_rounds_differ():
     tokenizer = tiny_tokenizer("bytes")
     coverage = fabricate(tokenizer, "bytes")
-    options = repeat.RepeatOptions(tokens_per_dialogue=32)
-    result = repeat.build(coverage, repeat.needs(coverage, "flagged", 20), tokenizer, proof.plain, options)
+    result = build(coverage, repeat.needs(coverage, "flagged", 20), tokenizer, tokens_per_dialogue=32)
     answers = [d[1]["content"] for d in result.dialogues if "<tool>" not in d[1]["content"]]
     assert len(set(answers)) == len(answers)
     assert all(d[1]["content"] in d[0]["content"] for d in result.dialogues)
@@ -92,8 +87,7 @@ def test_same_seed_same_bytes_other_seed_others(tmp_path):
     coverage = fabricate(tokenizer, "bytes")
     asked = repeat.needs(coverage, "flagged", 20)
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        options = repeat.RepeatOptions(seed=seed)
-        made = repeat.build(coverage, asked, tokenizer, proof.plain, options)
+        made = build(coverage, asked, tokenizer, seed=seed)
         repeat_files.write(str(tmp_path / name), made.dialogues)
     for file in ("repeat.jsonl", "repeat.parquet"):
         a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
@@ -105,20 +99,23 @@ def test_no_dialogue_is_longer_than_the_limit():
     tokenizer = tiny_tokenizer("bytes")
     coverage = fabricate(tokenizer, "bytes")
     asked = repeat.needs(coverage, "flagged", 20)
-    options = repeat.RepeatOptions(max_length=256)
-    result = repeat.build(coverage, asked, tokenizer, chatml, options)
+    result = build(coverage, asked, tokenizer, ChatML(), max_length=256)
     assert result.missing == []
     assert result.counts.tokens.max() <= 256
     with pytest.raises(RemedyError, match="max_length 40"):
-        repeat.build(coverage, asked, tokenizer, chatml, repeat.RepeatOptions(max_length=40))
+        build(coverage, asked, tokenizer, ChatML(), max_length=40)
 
 
 def test_documents_are_promised_where_the_job_measures_documents():
     tokenizer = tiny_tokenizer("bytes")
     coverage = fabricate(tokenizer, "bytes")
     asked = repeat.needs(coverage, "flagged", 20)
-    result = repeat.build(
-        coverage, asked, tokenizer, chatml, repeat.RepeatOptions(measure="supervised_documents")
+    result = build(
+        coverage,
+        asked,
+        tokenizer,
+        counter(tokenizer, ChatML()),
+        repeat.RepeatOptions(measure="supervised_documents"),
     )
     assert result.missing == []
     assert min(result.counts.documents[list(asked)]) >= 5
@@ -132,7 +129,7 @@ def test_text_of_special_tokens_is_never_spelled():
     direct = coverage.filter(pl.col("reachability") == "direct")["token_id"].to_list()
     wanted = {v: 40 for v in map(tokenizer.token_to_id, pieces) if v in direct}
     assert len(wanted) >= 4
-    result = repeat.build(coverage, wanted, tokenizer, chatml, repeat.RepeatOptions(tokens_per_dialogue=6))
+    result = repeat.build(coverage, wanted, tokenizer, ChatML(), tokens_per_dialogue=6)
     assert result.missing == []
     for dialogue in result.dialogues:
         for message in dialogue:
@@ -162,12 +159,14 @@ def test_added_tokens_that_a_template_parses_harm_no_others():
     asked = repeat.needs(coverage, "flagged", 20)
     tool = tokenizer.token_to_id("<tool>")
 
-    def parses(dialogue):
+    class Parses(ChatML):
         # Cuts what stands before the tool's mark, and the mark.
-        cut = [{**m, "content": m["content"].split("<tool>")[-1]} for m in dialogue]
-        return chatml(cut)
+        def render(self, dialogue):
+            for message in dialogue.messages:
+                message["content"] = message["content"].split("<tool>")[-1]
+            return super().render(dialogue)
 
-    result = repeat.build(coverage, asked, tokenizer, parses)
+    result = build(coverage, asked, tokenizer, Parses())
     assert [m.token_id for m in result.missing] == [tool]
     assert result.missing[0].reason == "lost in every context tried"
 
@@ -180,7 +179,11 @@ def test_special_tokens_are_listed_with_their_reason_or_given_by_the_template():
         coverage.filter(pl.col("reachability") == "direct")["token_id"].head(30).to_list(), 3
     )
     result = repeat.build(
-        coverage, {**others, end: 3, start: 3}, tokenizer, chatml, repeat.RepeatOptions(tokens_per_dialogue=4)
+        coverage,
+        {**others, end: 3, start: 3},
+        tokenizer,
+        counter(tokenizer, ChatML()),
+        repeat.RepeatOptions(tokens_per_dialogue=4),
     )
     # Each dialogue ends in a supervised <|end|>; nothing supervises <|start|>.
     assert [(m.token_id, m.reason) for m in result.missing] == [
@@ -238,15 +241,15 @@ def test_rows_by_ids_reach_what_no_text_reaches(tmp_path):
     coverage = fabricate(tokenizer, "bytes")
     start = tokenizer.token_to_id("<|start|>")
     asked = {300: 2, start: 3}
-    result = repeat.build(coverage, asked, tokenizer, chatml)
-    rows = repeat_files.id_rows({start: 3}, tokenizer, chatml)
+    result = build(coverage, asked, tokenizer, ChatML())
+    rows = repeat_files.id_rows({start: 3}, tokenizer, counter(tokenizer, ChatML()))
     repeat_files.write(str(tmp_path), result.dialogues, rows)
     summary = repeat_files.prove(
         str(tmp_path),
         coverage,
         result,
         measure="supervised_occurrences",
-        count=counter(tokenizer, coverage, chatml),
+        counter=counter(tokenizer, ChatML()),
         by_ids=True,
     )
     assert (summary.reached, summary.by_ids, summary.impossible) == (1, 1, {})
@@ -266,14 +269,14 @@ def test_rows_by_ids_reach_what_no_text_reaches(tmp_path):
 def test_a_set_that_was_changed_is_not_proved(tmp_path):
     tokenizer = tiny_tokenizer("bytes")
     coverage = fabricate(tokenizer, "bytes")
-    result = repeat.build(coverage, {300: 2, 301: 2}, tokenizer, proof.plain)
+    result = build(coverage, {300: 2, 301: 2}, tokenizer)
     repeat_files.write(str(tmp_path), result.dialogues)
     lines = (tmp_path / "repeat.jsonl").read_bytes().split(b"\n")
     (tmp_path / "repeat.jsonl").write_bytes(b"\n".join(lines[1:]))
-    arguments = {"measure": "supervised_occurrences", "count": counter(tokenizer, coverage, proof.plain)}
+    arguments = {"measure": "supervised_occurrences", "counter": counter(tokenizer)}
     with pytest.raises(StorageError, match="differ"):
         repeat_files.prove(str(tmp_path), coverage, result, **arguments)
-    (tmp_path / "repeat.jsonl").write_bytes(b'{"text": 1}\n')
+    (tmp_path / "repeat.jsonl").write_bytes(b"{\n")
     with pytest.raises(StorageError, match=r"repeat\.jsonl:1"):
         repeat_files.prove(str(tmp_path), coverage, result, **arguments)
 
@@ -291,7 +294,7 @@ def test_a_real_vocabulary_keeps_the_promise():
     columns = ["token_id", "token", "token_bytes", "kind", "reachability", "example", "language"]
     coverage = pl.DataFrame(rows, schema=columns, orient="row", infer_schema_length=None)
     asked = dict.fromkeys(coverage["token_id"].to_list(), 3)
-    result = repeat.build(coverage, asked, tokenizer, proof.plain)
+    result = build(coverage, asked, tokenizer)
     assert len(asked) > 1000
     assert result.missing == []
     assert result.counts.supervised <= 1.05 * sum(asked.values())

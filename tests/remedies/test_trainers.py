@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from coverage_job.remedies import proof, repeat, repeat_files
-from tests.remedies.helpers import chatml, fabricate, tiny_tokenizer
+from coverage_job.corpus.shapes import dialogue_of
+from coverage_job.remedies import repeat, repeat_files
+from tests.remedies.helpers import ChatML, build, counter, fabricate, tiny_tokenizer
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed (extra `bench`)")
 
-# What `helpers.chatml` writes, in the template language, with the marks TRL takes its mask from.
+# What `helpers.ChatML` writes, in the template language, with the marks TRL takes its mask from.
 TEMPLATE = """\
 {%- for m in messages %}{{- '<|start|>' + m.role + '\\n' }}\
 {%- if m.role == 'assistant' %}{% generation %}{{- m.content.strip() + '<|end|>' }}{% endgeneration %}\
@@ -25,10 +26,16 @@ def written(tmp_path_factory):
     tokenizer = tiny_tokenizer("bytes")
     coverage = fabricate(tokenizer, "bytes")
     folder = tmp_path_factory.mktemp("repeat")
-    options = repeat.RepeatOptions(tokens_per_dialogue=64, max_length=512)
-    result = repeat.build(coverage, repeat.needs(coverage, "flagged", 20), tokenizer, chatml, options)
+    result = build(
+        coverage,
+        repeat.needs(coverage, "flagged", 20),
+        tokenizer,
+        ChatML(),
+        tokens_per_dialogue=64,
+        max_length=512,
+    )
     start = tokenizer.token_to_id("<|start|>")
-    rows = repeat_files.id_rows({start: 2}, tokenizer, chatml)
+    rows = repeat_files.id_rows({start: 2}, tokenizer, counter(tokenizer, ChatML()))
     repeat_files.write(str(folder), result.dialogues, rows)
     return folder, tokenizer, result
 
@@ -142,5 +149,4 @@ def test_the_template_here_is_the_one_rendered_with(written):
     source = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     template = jinja2.Environment().from_string(source)
     dialogue = written[2].dialogues[0]
-    assert template.render(messages=dialogue) == chatml(dialogue).pieces[0]
-    assert proof.plain(dialogue).pieces == [m["content"] for m in dialogue]
+    assert template.render(messages=dialogue).encode() == ChatML().render(dialogue_of(dialogue)).pieces[0]
