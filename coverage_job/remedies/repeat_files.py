@@ -72,9 +72,8 @@ def id_rows(
     return rows
 
 
-def _frame(
-    line: str, tokenizer: Tokenizer, counter: DialogueCounter
-) -> tuple[list[int], list[int], list[int]]:
+def _frame(line: str, tokenizer: Tokenizer, counter: DialogueCounter) -> list[list[int]]:
+    """The ids before the user's text, between it and the assistant's, and after that."""
     dialogue = [
         {"role": "user", "content": line.replace("{text}", _MARK)},
         {"role": "assistant", "content": _MARK},

@@ -110,13 +110,7 @@ def test_documents_are_promised_where_the_job_measures_documents():
     tokenizer = tiny_tokenizer("bytes")
     coverage = fabricate(tokenizer, "bytes")
     asked = repeat.needs(coverage, "flagged", 20)
-    result = build(
-        coverage,
-        asked,
-        tokenizer,
-        counter(tokenizer, ChatML()),
-        repeat.RepeatOptions(measure="supervised_documents"),
-    )
+    result = build(coverage, asked, tokenizer, ChatML(), measure="supervised_documents")
     assert result.missing == []
     assert min(result.counts.documents[list(asked)]) >= 5
 
@@ -129,7 +123,7 @@ def test_text_of_special_tokens_is_never_spelled():
     direct = coverage.filter(pl.col("reachability") == "direct")["token_id"].to_list()
     wanted = {v: 40 for v in map(tokenizer.token_to_id, pieces) if v in direct}
     assert len(wanted) >= 4
-    result = repeat.build(coverage, wanted, tokenizer, ChatML(), tokens_per_dialogue=6)
+    result = build(coverage, wanted, tokenizer, ChatML(), tokens_per_dialogue=6)
     assert result.missing == []
     for dialogue in result.dialogues:
         for message in dialogue:
@@ -178,7 +172,7 @@ def test_special_tokens_are_listed_with_their_reason_or_given_by_the_template():
     others = dict.fromkeys(
         coverage.filter(pl.col("reachability") == "direct")["token_id"].head(30).to_list(), 3
     )
-    result = repeat.build(
+    result = build(
         coverage,
         {**others, end: 3, start: 3},
         tokenizer,
