@@ -172,13 +172,8 @@ def test_special_tokens_are_listed_with_their_reason_or_given_by_the_template():
     others = dict.fromkeys(
         coverage.filter(pl.col("reachability") == "direct")["token_id"].head(30).to_list(), 3
     )
-    result = build(
-        coverage,
-        {**others, end: 3, start: 3},
-        tokenizer,
-        counter(tokenizer, ChatML()),
-        repeat.RepeatOptions(tokens_per_dialogue=4),
-    )
+    wanted = {**others, end: 3, start: 3}
+    result = build(coverage, wanted, tokenizer, ChatML(), tokens_per_dialogue=4)
     # Each dialogue ends in a supervised <|end|>; nothing supervises <|start|>.
     assert [(m.token_id, m.reason) for m in result.missing] == [
         (start, "special: only the chat template writes it")
