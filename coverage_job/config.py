@@ -325,6 +325,9 @@ class EngineOptions(Model):
     master: str | None = Field(None, description="Spark master or Connect address (`sc://...`).")
     split_bytes: Size = Field(128 * MiB, description="Bytes of input one task reads.")
     conf: dict[str, str] = Field(default_factory=dict, description="Further Spark settings.")
+    kernel: Literal["fast", "reference"] = Field(
+        "fast", description="How text is encoded; both count the same, `reference` by the tokenizer alone."
+    )
     cache_mib: int = Field(256, ge=16, description="Limit of a worker's table of chunks, in MiB.")
     audit_every: int = Field(
         256, ge=1, description="One document in this many is encoded again by the reference."

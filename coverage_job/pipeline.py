@@ -6,10 +6,10 @@ job -> plan -> counts (on an engine) -> coverage -> manifest -> the files of a r
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,11 +20,12 @@ from rich.console import RenderableType
 
 from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
-from coverage_job.config import Corpus, Job, RankFile
+from coverage_job.config import Corpus, Job
 from coverage_job.corpus.plan import FileInfo, Split, list_files, make_splits
 from coverage_job.corpus.reader import BadRecord, PieceStats, locate
 from coverage_job.corpus.source import Source, resolve
-from coverage_job.counting.task import CountItem, CountSpec, count_split
+from coverage_job.counting.kept_cuts import cuts_bytes
+from coverage_job.counting.task import CorpusSpec, CountSpec, count_split
 from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise
 from coverage_job.engines import Engine
 from coverage_job.engines.local import LocalEngine
@@ -32,8 +33,8 @@ from coverage_job.errors import BadFileError, CorpusError, EngineError
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
-from coverage_job.schemas import BAD_RECORDS, COUNTS, HISTOGRAM, NEVER_FLAGGED, Reachability, Stage
-from coverage_job.storage import Run, RunWriter, read_bytes
+from coverage_job.schemas import BAD_RECORDS, HISTOGRAM, Reachability, Stage
+from coverage_job.storage import RunWriter
 from coverage_job.tokenizer.load import TokenizerSpec, describe
 from coverage_job.tokenizer.vocabulary import raise_to_contextual, vocabulary_table
 
@@ -123,18 +124,37 @@ def make_plan(job: Job, steps: Steps) -> Plan:
     return Plan(job, tokenizer, rows, corpora)
 
 
+def preview(plan: Plan) -> RenderableType:
+    """What a run would read."""
+    return tables.plan_report(
+        [
+            (c.corpus.name, c.corpus.stage.value, len(c.files), c.bytes, len(c.splits), c.source.decided)
+            for c in plan.corpora
+        ]
+    )
+
+
 def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Counted:
     """One pass over every corpus, on an engine. Raises CorpusError past the job's limits for bad input."""
+    options = plan.job.engine
+    with steps.step("cuts"):
+        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
     open_ids = _ids(vocabulary, [Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE])
-    specs = [_count_spec(plan, c, open_ids) for c in plan.corpora]
-    items = [CountItem(spec, split) for spec, c in zip(specs, plan.corpora, strict=True) for split in c.splits]
+    spec = CountSpec(
+        tokenizer=plan.tokenizer,
+        rows=plan.rows,
+        cuts=cuts,
+        cache_mib=options.cache_mib,
+        audit_every=options.audit_every,
+        corpora={c.corpus.name: _corpus_spec(c, open_ids) for c in plan.corpora},
+    )
     # The longest tasks first, so that none is left over at the end.
-    items.sort(key=lambda item: -item.split.bytes)
-    with steps.step("count", f"count on {engine.describe()}", total=len(items), unit="splits") as step:
-        partial, texts = engine.count(count_split, items, step.advance)
+    splits = sorted((s for c in plan.corpora for s in c.splits), key=lambda s: -s.bytes)
+    with steps.step("count", f"count on {engine.describe()}", total=len(splits), unit="splits") as step:
+        partial_counts, texts = engine.count(partial(count_split, spec), splits, step.advance)
     reports = [orjson.loads(text) for text in texts]
-    if len(reports) != len(items):
-        raise EngineError(f"{len(items)} tasks were given out and {len(reports)} reported; run again")
+    if len(reports) != len(splits):
+        raise EngineError(f"{len(splits)} tasks were given out and {len(reports)} reported; run again")
     infos, bad = [], []
     for c in plan.corpora:
         info, bad_of_corpus = _corpus_info(c, plan.job, [r for r in reports if r["unit"] == c.corpus.name])
@@ -145,7 +165,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         for token_id, text in report["contexts"].items():
             contexts.setdefault(int(token_id), text)
     return Counted(
-        histogram=_histogram(partial, plan.corpora),
+        histogram=_histogram(partial_counts, plan.corpora),
         corpora=infos,
         contexts=contexts,
         bad=bad,
@@ -154,16 +174,9 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
     )
 
 
-def _count_spec(plan: Plan, c: CorpusPlan, open_ids: tuple[int, ...]) -> CountSpec:
-    return CountSpec(
-        tokenizer=plan.tokenizer,
-        source=c.source,
-        unit=c.corpus.name,
-        rows=plan.rows,
-        audit_every=plan.job.engine.audit_every,
-        # A token corpus may hold ids that no text has; it proves nothing of them.
-        watched=() if c.source.shape == "tokens" else open_ids,
-    )
+def _corpus_spec(c: CorpusPlan, open_ids: tuple[int, ...]) -> CorpusSpec:
+    # A token corpus may hold ids that no text has; it proves nothing of them.
+    return CorpusSpec(c.source, () if c.source.shape == "tokens" else open_ids)
 
 
 def _ids(vocabulary: pa.Table, reachabilities: Iterable[Reachability]) -> tuple[int, ...]:
@@ -172,7 +185,9 @@ def _ids(vocabulary: pa.Table, reachabilities: Iterable[Reachability]) -> tuple[
     return tuple(frame.filter(pl.col("reachability").is_in(wanted))["token_id"].to_list())
 
 
-def _corpus_info(c: CorpusPlan, job: Job, reports: list[dict[str, Any]]) -> tuple[dict[str, Any], list[BadRecord]]:
+def _corpus_info(
+    c: CorpusPlan, job: Job, reports: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[BadRecord]]:
     """A corpus' entry in `run.json` and its located bad records. Raises past the job's limits."""
     policy = job.policy(c.corpus)
     name = c.corpus.name
@@ -224,12 +239,12 @@ def _sum_audits(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def _histogram(partial: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
+def _histogram(counts: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
     """Counts by unit as schema HISTOGRAM, in the job's order of corpora."""
     order = {c.corpus.name: i for i, c in enumerate(corpora)}
     stage = {c.corpus.name: c.corpus.stage.value for c in corpora}
     frame = (
-        pl.DataFrame(partial)
+        pl.DataFrame(counts)
         .rename({"unit": "corpus"})
         .with_columns(pl.col("corpus").replace_strict(stage, return_dtype=pl.String).alias("stage"))
         .sort(pl.col("corpus").replace_strict(order, return_dtype=pl.Int32), "language", "group", "token_id")
@@ -297,9 +312,7 @@ def _baseline(name: str, output: str) -> Facts | None:
     return None
 
 
-def _run_info(
-    plan: Plan, counted: Counted, engine: str, started: datetime, steps: Steps
-) -> dict[str, Any]:
+def _run_info(plan: Plan, counted: Counted, engine: str, started: datetime, steps: Steps) -> dict[str, Any]:
     return {
         "started": started.isoformat(timespec="seconds"),
         "job": plan.job.model_dump(mode="json"),

@@ -150,7 +150,9 @@ def _decode(text, at):
     if b < 0xE0:
         return ((b & 0x1F) << 6) | (np.int64(text[at + 1]) & 0x3F), 2
     if b < 0xF0:
-        return ((b & 0x0F) << 12) | ((np.int64(text[at + 1]) & 0x3F) << 6) | (np.int64(text[at + 2]) & 0x3F), 3
+        return ((b & 0x0F) << 12) | ((np.int64(text[at + 1]) & 0x3F) << 6) | (
+            np.int64(text[at + 2]) & 0x3F
+        ), 3
     return (
         ((b & 0x07) << 18)
         | ((np.int64(text[at + 1]) & 0x3F) << 12)
@@ -552,7 +554,17 @@ def run(model, vocabulary, table, batch, state, out):
                     m = -2 - kinds[i]
                     symbols[0] = batch.matches[m, 2]
                     t = _emit(
-                        batch, out, state, piece, batch.matches[m, 0], batch.matches[m, 1], symbols, 0, 1, model.widths, t
+                        batch,
+                        out,
+                        state,
+                        piece,
+                        batch.matches[m, 0],
+                        batch.matches[m, 1],
+                        symbols,
+                        0,
+                        1,
+                        model.widths,
+                        t,
                     )
                 continue
             start, end = starts[i], ends[i]
@@ -566,7 +578,9 @@ def run(model, vocabulary, table, batch, state, out):
                 # New, unless it came twice in this group.
                 row = _look_up(table, firsts[i], seconds[i], tags[i], text, start)
                 if table.rows[row, 2] == 0:
-                    count = encode_chunk(model, vocabulary, text, start, end, kinds[i], symbols, ranks, products)
+                    count = encode_chunk(
+                        model, vocabulary, text, start, end, kinds[i], symbols, ranks, products
+                    )
                     keep(table, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
             count = np.int64(table.rows[row, 2] >> np.uint64(48))
             value = table.rows[row, 3]
@@ -575,7 +589,9 @@ def run(model, vocabulary, table, batch, state, out):
                 symbols[1] = np.int32(value >> np.uint64(32))
                 t = _emit(batch, out, state, piece, start, end, symbols, 0, count, model.widths, t)
             else:
-                t = _emit(batch, out, state, piece, start, end, table.ids, np.int64(value), count, model.widths, t)
+                t = _emit(
+                    batch, out, state, piece, start, end, table.ids, np.int64(value), count, model.widths, t
+                )
         if done:
             return DONE, t, np.int64(0)
 

@@ -23,9 +23,11 @@ from coverage_job.corpus.reader import BadRecord, PieceReader, PieceStats, Reade
 from coverage_job.corpus.source import Source
 from coverage_job.counting.audit import Audit
 from coverage_job.counting.contexts import Contexts
+from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.histogram import Histogram
+from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
-from coverage_job.errors import BadFileError
+from coverage_job.errors import BadFileError, EngineError
 from coverage_job.schemas import PARTIAL
 from coverage_job.tokenizer.load import TokenizerSpec, load
 
@@ -35,30 +37,33 @@ TASK_OUTPUT = pa.schema([*PARTIAL, pa.field("report", pa.string())])
 
 
 @dataclass(frozen=True)
-class CountSpec:
-    """All that a worker needs to count a corpus; small, and the same for all its splits.
+class CorpusSpec:
+    """What a worker needs to know of a corpus.
 
-    unit: what the counts are summed under. rows: of the model's matrix. watched: ids for which a text
-    is sought. bos, eos: ids put around each document. audit_every: one document in so many is encoded
-    again by the reference.
+    watched: ids for which a text is sought. bos, eos: ids put around each document.
     """
 
-    tokenizer: TokenizerSpec
     source: Source
-    unit: str
-    rows: int
-    audit_every: int
     watched: tuple[int, ...] = ()
     bos: int | None = None
     eos: int | None = None
 
 
 @dataclass(frozen=True)
-class CountItem:
-    """One task's work."""
+class CountSpec:
+    """All that a worker needs to count the splits of a job's corpora; the same for all of them.
 
-    spec: CountSpec
-    split: Split
+    rows: of the model's matrix. cuts: what `Cuts.to_bytes` gave, or b"" to count by the reference.
+    cache_mib: limit of the kernel's table. audit_every: one document in so many is encoded again by
+    the reference.
+    """
+
+    tokenizer: TokenizerSpec
+    rows: int
+    cuts: bytes
+    cache_mib: int
+    audit_every: int
+    corpora: dict[str, CorpusSpec]
 
 
 @dataclass
@@ -67,6 +72,7 @@ class TaskReport:
 
     pieces: per piece what was read, and the error that ended it ('' where it ended well).
     early: whether counts of a piece were handed over before its end (a huge piece of many groups).
+    recounted: whether the audit found a difference, so that the reference counted.
     """
 
     unit: str
@@ -78,7 +84,9 @@ class TaskReport:
     seam_tokens: int = 0
     audit: dict[str, Any] = field(default_factory=dict)
     contexts: dict[int, str] = field(default_factory=dict)
+    kernel: dict[str, float] = field(default_factory=dict)
     early: bool = False
+    recounted: bool = False
     seconds: float = 0.0
     peak_bytes: int = 0
 
@@ -94,51 +102,62 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value))
 
 
-def count_split(item: CountItem) -> Iterator[pa.RecordBatch]:
+class _Differs(Exception):
+    """The kernel's encoding of an audited document is not the reference's."""
+
+
+def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     """Count one split: batches of schema TASK_OUTPUT, the report last.
 
-    A file that ends badly leaves no counts, and its error in the report. Raises TokenIdError,
-    CorpusError or TokenizerError for what ends the run.
+    A file that ends badly leaves no counts, and its error in the report. Where the audit finds a
+    difference the split is counted again by the reference. Raises TokenIdError, CorpusError or
+    TokenizerError for what ends the run.
     """
-    reader = Reader(item.spec.source, rows=item.spec.rows)
-    pieces = (reader.open(piece) for piece in item.split.pieces)
-    yield from _count(item.spec, item.split.index, reader, pieces)
+    reader = Reader(spec.corpora[split.corpus].source, rows=spec.rows)
+    counter = _Counter(spec, split.corpus, split.index, _kernel(spec))
+    try:
+        yield from counter.run(reader, (reader.open(piece) for piece in split.pieces))
+    except _Differs:
+        if counter.report.early:
+            raise EngineError(
+                f"corpus {split.corpus}: the fast kernel differs from the reference after counts were handed "
+                "over; run with --set engine.kernel=reference, and report it"
+            ) from None
+        audit = counter.audit
+        counter = _Counter(spec, split.corpus, split.index, ReferenceKernel(load(spec.tokenizer)))
+        counter.audit, counter.report.recounted = audit, True
+        yield from counter.run(reader, (reader.open(piece) for piece in split.pieces))
 
 
-def count_table(spec: CountSpec, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count the rows of a table that something else reads; otherwise as `count_split`."""
-    reader = Reader(spec.source, rows=spec.rows)
-    name = f"{spec.source.corpus} (partition {number})"
-    yield from _count(spec, number, reader, iter([reader.open_table(batches, name)]))
-
-
-def _count(
-    spec: CountSpec, number: int, reader: Reader, pieces: Iterator[PieceReader]
+def count_table(
+    spec: CountSpec, corpus: str, number: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    start = time.perf_counter()
-    report = TaskReport(spec.unit, number)
-    counter = _Counter(spec, report)
-    for piece in pieces:
-        error = ""
-        try:
-            for batch in piece.batches():
-                counter.add(batch)
-                if counter.histogram.full:
-                    report.early = True
-                    counter.histogram.keep()
-                    yield from _counts(counter.histogram, spec.unit, reader)
-            counter.keep()
-        except BadFileError as fault:
-            counter.drop()
-            error = str(fault)
-        report.pieces.append((piece.stats, error))
-        report.bad += piece.bad
-    yield from _counts(counter.histogram, spec.unit, reader)
-    report.audit = asdict(counter.audit)
-    report.contexts = counter.contexts.found if counter.contexts is not None else {}
-    report.seconds = time.perf_counter() - start
-    report.peak_bytes = peak_memory()
-    yield _report_batch(report)
+    """Count the rows of a table that something else reads; otherwise as `count_split`."""
+    reader = Reader(spec.corpora[corpus].source, rows=spec.rows)
+    counter = _Counter(spec, corpus, number, _kernel(spec))
+    name = f"{corpus} (partition {number})"
+    try:
+        yield from counter.run(reader, iter([reader.open_table(batches, name)]))
+    except _Differs:
+        raise EngineError(
+            f"corpus {corpus}: the fast kernel differs from the reference; "
+            "run with --set engine.kernel=reference, and report it"
+        ) from None
+
+
+# The kernel's table of chunks serves all tasks of a process.
+_KERNELS: dict[tuple[str, int], FastKernel] = {}
+
+
+def _kernel(spec: CountSpec) -> FastKernel | ReferenceKernel:
+    tokenizer = load(spec.tokenizer)
+    if not spec.cuts:
+        return ReferenceKernel(tokenizer)
+    key = (spec.tokenizer.sha256, spec.cache_mib)
+    if key not in _KERNELS:
+        _KERNELS.clear()
+        _KERNELS[key] = FastKernel(tokenizer, Cuts.from_bytes(spec.cuts), spec.cache_mib)
+    return _KERNELS[key]
 
 
 def _counts(histogram: Histogram, unit: str, reader: Reader) -> Iterator[pa.RecordBatch]:
@@ -162,47 +181,82 @@ def _report_batch(report: TaskReport) -> pa.RecordBatch:
 
 
 class _Counter:
-    """Encodes batches and counts them, piece by piece."""
+    """Counts one task: batches are encoded and counted, piece by piece."""
 
-    def __init__(self, spec: CountSpec, report: TaskReport) -> None:
-        self.histogram = Histogram(spec.rows)
+    def __init__(
+        self, spec: CountSpec, corpus: str, number: int, kernel: FastKernel | ReferenceKernel
+    ) -> None:
+        own = spec.corpora[corpus]
+        self.report = TaskReport(corpus, number)
         self.audit = Audit(spec.audit_every)
-        self.contexts: Contexts | None = None
-        self._spec, self._report = spec, report
-        self._kernel: ReferenceKernel | None = None
+        self._own = own
+        self._kernel = kernel
+        self._reference = ReferenceKernel(load(spec.tokenizer))
+        self._histogram = Histogram(spec.rows)
+        watched = np.array(own.watched, np.int32)
+        self._contexts = Contexts(load(spec.tokenizer), watched, spec.rows)
         self._tokens = np.zeros(3, np.int64)
 
-    def add(self, batch: TextBatch | TokenBatch) -> None:
-        encoded = self._encode(batch) if isinstance(batch, TextBatch) else batch
-        encoded = insert_ids(encoded, self._spec.bos, self._spec.eos)
-        self.histogram.add(encoded)
+    def run(self, reader: Reader, pieces: Iterator[PieceReader]) -> Iterator[pa.RecordBatch]:
+        start = time.perf_counter()
+        report = self.report
+        before = _kernel_figures(self._kernel)
+        for piece in pieces:
+            error = ""
+            try:
+                for batch in piece.batches():
+                    self._add(batch)
+                    if self._histogram.full:
+                        report.early = True
+                        self._histogram.keep()
+                        yield from _counts(self._histogram, report.unit, reader)
+                self._keep()
+            except BadFileError as fault:
+                self._histogram.drop()
+                self._tokens[:] = 0
+                error = str(fault)
+            report.pieces.append((piece.stats, error))
+            report.bad += piece.bad
+        yield from _counts(self._histogram, report.unit, reader)
+        report.audit = asdict(self.audit)
+        report.contexts = self._contexts.found
+        report.kernel = {k: v - before.get(k, 0) for k, v in _kernel_figures(self._kernel).items()}
+        report.seconds = time.perf_counter() - start
+        report.peak_bytes = peak_memory()
+        yield _report_batch(report)
+
+    def _add(self, batch: TextBatch | TokenBatch) -> None:
+        if isinstance(batch, TextBatch):
+            encoded = self._kernel.encode(batch)
+            fast = not isinstance(self._kernel, ReferenceKernel)
+            if fast and not self.audit.check(batch, encoded, self._reference):
+                raise _Differs
+            self._contexts.look(batch, encoded)
+        else:
+            encoded = batch
+        encoded = insert_ids(encoded, self._own.bos, self._own.eos)
+        self._histogram.add(encoded)
         supervised = len(encoded.ids) if encoded.supervised is None else int(encoded.supervised.sum())
         seams = 0 if encoded.seams is None else int(encoded.seams.sum())
         self._tokens += (len(encoded.ids), supervised, seams)
 
-    def keep(self) -> None:
-        self.histogram.keep()
-        report = self._report
+    def _keep(self) -> None:
+        self._histogram.keep()
+        report = self.report
         tokens, supervised, seams = self._tokens.tolist()
         report.tokens += tokens
         report.supervised_tokens += supervised
         report.seam_tokens += seams
         self._tokens[:] = 0
 
-    def drop(self) -> None:
-        self.histogram.drop()
-        self._tokens[:] = 0
 
-    def _encode(self, batch: TextBatch) -> TokenBatch:
-        if self._kernel is None:
-            tokenizer = load(self._spec.tokenizer)
-            self._kernel = ReferenceKernel(tokenizer)
-            watched = np.array(self._spec.watched, np.int32)
-            self.contexts = Contexts(tokenizer, watched, self._spec.rows)
-        encoded = self._kernel.encode(batch)
-        if self.contexts is not None:
-            self.contexts.look(batch, encoded)
-        return encoded
+def _kernel_figures(kernel: FastKernel | ReferenceKernel) -> dict[str, float]:
+    """Bytes by the path they took; those of the reference path by its reason."""
+    if isinstance(kernel, ReferenceKernel):
+        return {}
+    counters = kernel.counters
+    slow = {f"reference: {reason}": n for reason, n in counters.reference_bytes.items()}
+    return {"bytes": counters.bytes, **slow}
 
 
 def peak_memory() -> int:
