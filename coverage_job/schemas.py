@@ -191,6 +191,7 @@ BAD_RECORDS = pa.schema(
     ]
 )
 
+
 # One row per row of the after checkpoint's matrix; null where a value is not defined or was not asked for.
 DRIFT = pa.schema(
     [
@@ -219,5 +220,35 @@ DRIFT = pa.schema(
         pa.field("unused_cosine_centred", pa.float64()),
         pa.field("unused_cosine_without_first", pa.float64()),
         pa.field("under_trained", pa.bool_()),
+
+# A dialogue of the repeat set, as trainers read it.
+REPEAT = pa.schema(
+    [
+        pa.field(
+            "messages",
+            pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])),
+            nullable=False,
+        )
+    ]
+)
+
+# A row of the repeat set by ids; labels are unshifted, -100 where no loss is taken.
+REPEAT_IDS = pa.schema(
+    [
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("labels", pa.list_(pa.int32()), nullable=False),
+    ]
+)
+
+# What each token was promised and what was counted in the files written; `how`: text | ids | none.
+REPEAT_PROOF = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("promised", pa.int64(), nullable=False),
+        pa.field("counted", pa.int64(), nullable=False),
+        pa.field("how", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+
     ]
 )

@@ -130,6 +130,14 @@ class PlainRenderer:
         return Rendered(pieces, spans)
 
 
+def dialogue_of(messages: Iterable[Any]) -> Dialogue:
+    """Messages of role and content as a dialogue. Raises RecordError naming the message at fault."""
+    dialogue = Dialogue()
+    for message in messages:
+        _add_message(dialogue, message)
+    return dialogue
+
+
 def to_dialogue(record: dict[str, Any], source: Source) -> Dialogue:
     """A record of any dialogue shape as a dialogue. Raises RecordError naming the field at fault."""
     dialogue = Dialogue()
