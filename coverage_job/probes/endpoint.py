@@ -32,8 +32,9 @@ _ERROR_BYTES = 65536
 class Endpoint:
     """Where and how to ask.
 
-    url: the base, such as ``http://localhost:8000/v1``. api: ``chat``, or ``completions``, which alone
-    can be given ids. key_variable: the environment variable that holds the key; unset: no key is sent.
+    url: the base, such as ``http://localhost:8000/v1``. api: ``chat``, or ``completions`` for a
+    model without a chat template. key_variable: the environment variable that holds the key; where it is
+    unset, no key is sent.
     attempts: tries of one request; pause: seconds before the second, doubled each time.
     timeout: seconds to wait for an answer.
     """
@@ -62,10 +63,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request: a text, or ids where the server takes them (api ``completions``)."""
+    """One request."""
 
     prompt_id: str
-    content: str | list[int]
+    content: str
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

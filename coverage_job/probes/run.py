@@ -145,7 +145,9 @@ def probe_run(
     elif endpoint is not None:
         with Journal(journal, header) as kept:
             _write_prompts(folder, prompts)
-            ask(endpoint, _questions(prompts, tokenizer, endpoint.api), kept, max_new_tokens, progress)
+            # A server returns text, so it is asked what text can ask, and can tell.
+            texts = [Question(p.prompt_id, p.before) for p in prompts if p.text is not None]
+            ask(endpoint, texts, kept, max_new_tokens, progress)
             answers = kept.answers
     elif responses is not None:
         given = parse_responses(storage.read_bytes(responses), responses)
@@ -231,17 +233,6 @@ def confusion_run(
 
 def _write_prompts(folder: Path, prompts: Iterable[Prompt]) -> None:
     storage.write_bytes(str(folder / "prompts.jsonl"), dump_prompts(prompts))
-
-
-def _questions(prompts: Iterable[Prompt], tokenizer: Tokenizer, api: str) -> list[Question]:
-    """Prompts as requests; one that needs an id can only be asked of the completions interface."""
-    questions = []
-    for prompt in prompts:
-        if prompt.text is not None:
-            questions.append(Question(prompt.prompt_id, prompt.before))
-        elif api == "completions":
-            questions.append(Question(prompt.prompt_id, encode_prompt(prompt, tokenizer)))
-    return questions
 
 
 def _verified(probability: Mapping[int, float]) -> dict[str, Any]:

@@ -124,14 +124,13 @@ def test_a_redirect_does_not_carry_the_key_away(tmp_path, monkeypatch):
         assert elsewhere.bodies == []
 
 
-def test_ids_are_asked_of_the_completions_interface(tmp_path):
-    with (
-        serving(lambda body, number: (200, str(body["prompt"]), {})) as server,
-        Journal(tmp_path / "j", {}) as journal,
-    ):
-        ask(endpoint(server.url, api="completions"), [Question("a", [1, 2]), Question("b", "x")], journal, 8)
-    assert journal.answers["a"]["response"] == "[1, 2]"
-    assert journal.answers["b"]["response"] == "x"
+def test_the_completions_interface_is_given_the_bare_text(tmp_path):
+    def repeat(body, number):
+        return 200, body["prompt"], {}
+
+    with serving(repeat) as server, Journal(tmp_path / "j", {}) as journal:
+        ask(endpoint(server.url, api="completions"), questions(2), journal, 8)
+    assert journal.answers["q1"]["response"] == "say 1"
 
 
 @pytest.mark.parametrize(
