@@ -192,6 +192,7 @@ BAD_RECORDS = pa.schema(
 )
 
 
+
 # One row per row of the after checkpoint's matrix; null where a value is not defined or was not asked for.
 DRIFT = pa.schema(
     [
@@ -249,6 +250,44 @@ REPEAT_PROOF = pa.schema(
         pa.field("counted", pa.int64(), nullable=False),
         pa.field("how", pa.string(), nullable=False),
         pa.field("reason", pa.string()),
+
+
+# One row per prompt that was answered: what a probe found.
+PROBE = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("prompt", pa.string(), nullable=False),
+        pa.field("response", pa.string(), nullable=False),
+        pa.field("verdict", pa.string(), nullable=False),
+        pa.field("substitute", pa.string()),
+        pa.field("substitute_id", pa.int32()),
+        # Cosine of the token's and the substitute's output rows in the model that answered.
+        pa.field("substitute_cosine", pa.float64()),
+        # Whether the answer's ids hold the token itself; a text can be spelt by other ids.
+        pa.field("id_written", pa.bool_()),
+        # The largest probability of the token over its verification contexts.
+        pa.field("max_probability", pa.float64()),
+    ]
+)
+
+# One row per response: whether it keeps to the language that was expected.
+CONFUSION = pa.schema(
+    [
+        pa.field("prompt_id", pa.string()),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("response", pa.string(), nullable=False),
+        pa.field("letters", pa.int64(), nullable=False),
+        pa.field("foreign_letters", pa.int64(), nullable=False),
+        pa.field("foreign_scripts", pa.list_(pa.string()), nullable=False),
+        pa.field("lines", pa.int64(), nullable=False),
+        pa.field("wrong_lines", pa.int64(), nullable=False),
+        pa.field("wrong_languages", pa.list_(pa.string()), nullable=False),
+        pa.field("english_words", pa.list_(pa.string()), nullable=False),
 
     ]
 )
