@@ -192,7 +192,6 @@ BAD_RECORDS = pa.schema(
 )
 
 
-
 # One row per row of the after checkpoint's matrix; null where a value is not defined or was not asked for.
 DRIFT = pa.schema(
     [
@@ -221,6 +220,8 @@ DRIFT = pa.schema(
         pa.field("unused_cosine_centred", pa.float64()),
         pa.field("unused_cosine_without_first", pa.float64()),
         pa.field("under_trained", pa.bool_()),
+    ]
+)
 
 # A dialogue of the repeat set, as trainers read it.
 REPEAT = pa.schema(
@@ -250,7 +251,8 @@ REPEAT_PROOF = pa.schema(
         pa.field("counted", pa.int64(), nullable=False),
         pa.field("how", pa.string(), nullable=False),
         pa.field("reason", pa.string()),
-
+    ]
+)
 
 # One row per prompt that was answered: what a probe found.
 PROBE = pa.schema(
@@ -288,6 +290,5 @@ CONFUSION = pa.schema(
         pa.field("wrong_lines", pa.int64(), nullable=False),
         pa.field("wrong_languages", pa.list_(pa.string()), nullable=False),
         pa.field("english_words", pa.list_(pa.string()), nullable=False),
-
     ]
 )
