@@ -136,8 +136,14 @@ class Corpus(Model):
     mixed_in: float = Field(
         0.0, ge=0, description="How often a pre-training corpus is passed during post-training."
     )
-    add_bos: bool = Field(False, description="The trainer puts one BOS before each document (text corpora).")
-    add_eos: bool = Field(False, description="The trainer puts one EOS after each document (text corpora).")
+    add_bos: bool | str = Field(
+        False,
+        description="The trainer puts one BOS before each document (text corpora); or that token's text.",
+    )
+    add_eos: bool | str = Field(
+        False,
+        description="The trainer puts one EOS after each document (text corpora); or that token's text.",
+    )
 
     chat_template: str | None = Field(
         None, description="Overrides the job's `chat_template` for this corpus."

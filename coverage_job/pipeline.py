@@ -21,21 +21,23 @@ from rich.console import RenderableType
 from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
 from coverage_job.config import Corpus, Job
+from coverage_job.corpus.audit import MaskAudit, findings
 from coverage_job.corpus.plan import FileInfo, Split, list_files, make_splits
 from coverage_job.corpus.reader import BadRecord, PieceStats, locate
 from coverage_job.corpus.source import Source, resolve
+from coverage_job.corpus.template import TemplateSpec, load_template, token_texts
 from coverage_job.counting.kept_cuts import cuts_bytes
 from coverage_job.counting.task import CorpusSpec, CountSpec, count_split
 from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise
 from coverage_job.engines import Engine
 from coverage_job.engines.local import LocalEngine
-from coverage_job.errors import BadFileError, CorpusError, EngineError
+from coverage_job.errors import BadFileError, CorpusError, EngineError, JobError
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
 from coverage_job.schemas import BAD_RECORDS, HISTOGRAM, Reachability, Stage
 from coverage_job.storage import RunWriter
-from coverage_job.tokenizer.load import TokenizerSpec, describe
+from coverage_job.tokenizer.load import TokenizerSpec, describe, load
 from coverage_job.tokenizer.vocabulary import raise_to_contextual, vocabulary_table
 
 
@@ -47,6 +49,7 @@ class CorpusPlan:
     files: list[FileInfo]
     source: Source
     splits: list[Split]
+    template: TemplateSpec | None
 
     @property
     def bytes(self) -> int:
@@ -64,6 +67,7 @@ class Plan:
     tokenizer: TokenizerSpec
     rows: int
     corpora: list[CorpusPlan]
+    started: datetime
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,15 @@ def make_plan(job: Job, steps: Steps) -> Plan:
             files = list_files(corpus)
             source = resolve(corpus, job, files)
             splits = make_splits(corpus.name, files, source, job.engine.split_bytes)
-            corpora.append(CorpusPlan(corpus, files, source, splits))
-            steps.say(f"  {corpus.name}: {len(files)} files, {source.decided}")
+            template = None
+            if source.dialogues:
+                template = load_template(tokenizer.path, corpus.chat_template or job.chat_template)
+            corpora.append(CorpusPlan(corpus, files, source, splits, template))
+            how = f", template {template.source}" if template is not None else ""
+            steps.say(f"  {corpus.name}: {len(files)} files, {source.decided}{how}")
             for warning in source.warnings:
                 steps.say(f"  {corpus.name}: warning: {warning}")
-    return Plan(job, tokenizer, rows, corpora)
+    return Plan(job, tokenizer, rows, corpora, datetime.now(timezone.utc))
 
 
 def preview(plan: Plan) -> RenderableType:
@@ -146,7 +154,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         cuts=cuts,
         cache_mib=options.cache_mib,
         audit_every=options.audit_every,
-        corpora={c.corpus.name: _corpus_spec(c, open_ids) for c in plan.corpora},
+        corpora={c.corpus.name: _corpus_spec(c, plan, open_ids) for c in plan.corpora},
     )
     # The longest tasks first, so that none is left over at the end.
     splits = sorted((s for c in plan.corpora for s in c.splits), key=lambda s: -s.bytes)
@@ -174,9 +182,40 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
     )
 
 
-def _corpus_spec(c: CorpusPlan, open_ids: tuple[int, ...]) -> CorpusSpec:
-    # A token corpus may hold ids that no text has; it proves nothing of them.
-    return CorpusSpec(c.source, () if c.source.shape == "tokens" else open_ids)
+def _corpus_spec(c: CorpusPlan, plan: Plan, open_ids: tuple[int, ...]) -> CorpusSpec:
+    corpus = c.corpus
+    return CorpusSpec(
+        source=c.source,
+        # A token corpus may hold ids that no text has; it proves nothing of them.
+        sought=() if c.source.shape == "tokens" else open_ids,
+        bos=_edge_id(corpus.add_bos, "bos_token", c, plan),
+        eos=_edge_id(corpus.add_eos, "eos_token", c, plan),
+        template=c.template,
+        train_end_of_turn=corpus.train_end_of_turn,
+        split_special_tokens=corpus.split_special_tokens,
+        now=plan.started,
+        max_length=corpus.max_length,
+        truncation_side=corpus.truncation_side,
+    )
+
+
+def _edge_id(wanted: bool | str, name: str, c: CorpusPlan, plan: Plan) -> int | None:
+    """The id that the trainer puts before or after each document of a text corpus."""
+    if wanted is False:
+        return None
+    key = f"add_{name[:3]}"
+    if c.source.shape != "text":
+        raise JobError(f"corpus {c.corpus.name}: {key} is for text corpora; a chat template writes its own")
+    text = wanted if isinstance(wanted, str) else token_texts(plan.tokenizer.path).get(name)
+    if text is None:
+        raise JobError(
+            f"corpus {c.corpus.name}: {key} is set and the tokenizer's folder names no {name}; "
+            f'write the token: {key}: "<s>"'
+        )
+    token_id = load(plan.tokenizer).token_to_id(text)
+    if token_id is None:
+        raise JobError(f"corpus {c.corpus.name}: {key}: the tokenizer has no token {text!r}")
+    return int(token_id)
 
 
 def _ids(vocabulary: pa.Table, reachabilities: Iterable[Reachability]) -> tuple[int, ...]:
@@ -227,6 +266,12 @@ def _corpus_info(
         "seconds": round(sum(r["seconds"] for r in reports), 3),
         "warnings": list(c.source.warnings),
     }
+    if c.corpus.stage is Stage.POSTTRAINING:
+        audit = MaskAudit()
+        for report in reports:
+            audit = audit.merge(MaskAudit.from_dict(report["mask_audit"]))
+        info["mask_audit"] = audit.to_dict()
+        info["mask_findings"] = [asdict(f) for f in findings(audit)]
     return info, locate(bad, [stats for stats, _ in pieces])
 
 
@@ -254,7 +299,6 @@ def _histogram(counts: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
 
 def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """The main job: counts, coverage, manifest, summaries, checks, all in a new run directory."""
-    started = datetime.now(timezone.utc)
     plan = make_plan(job, steps)
     with steps.step("vocabulary"):
         vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
@@ -263,7 +307,9 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         engine_text = engine.describe()
     with steps.step("cover"):
         vocabulary = _raise_seen(vocabulary, counted)
-        judged = judge(join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, ())
+        judged = judge(
+            join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, _template_ids(plan)
+        )
         action = actions(judged, job.remedies)
         coverage = coverage_table(judged, action)
         needs = manifest(judged, action, job.coverage)
@@ -279,10 +325,23 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         writer.write_json("summary.json", _summary_json(summary, counted.corpora))
         writer.write_table("bad_records.parquet", _bad_table(counted.bad))
         writer.write_json("checks.json", [r.to_dict() for r in results])
-        info = _run_info(plan, counted, engine_text, started, steps)
+        info = _run_info(plan, counted, engine_text, steps)
         writer.finish(info)
     printed = tables.run_report(info, coverage, summary, results, writer.path)
     return Result(writer.path, printed, any(r.verdict == "fail" for r in results))
+
+
+def _template_ids(plan: Plan) -> set[int]:
+    """The special tokens that the chat templates write, by their text or by a variable that names them."""
+    special = {t.content: i for i, t in load(plan.tokenizer).get_added_tokens_decoder().items() if t.special}
+    found = set()
+    for c in plan.corpora:
+        if c.template is None:
+            continue
+        source = c.template.text + (c.template.tools_text or "")
+        named = [text for variable, text in c.template.tokens if variable in source]
+        found |= {i for text, i in special.items() if text in source or text in named}
+    return found
 
 
 def _weights(job: Job) -> list[Weight]:
@@ -312,9 +371,9 @@ def _baseline(name: str, output: str) -> Facts | None:
     return None
 
 
-def _run_info(plan: Plan, counted: Counted, engine: str, started: datetime, steps: Steps) -> dict[str, Any]:
+def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[str, Any]:
     return {
-        "started": started.isoformat(timespec="seconds"),
+        "started": plan.started.isoformat(timespec="seconds"),
         "job": plan.job.model_dump(mode="json"),
         "engine": engine,
         "versions": _versions(),

@@ -11,22 +11,29 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 import numpy as np
 import orjson
 import pyarrow as pa
+from tokenizers import Tokenizer
 
+from coverage_job.corpus.audit import MaskAudit
+from coverage_job.corpus.chat import Renderer
 from coverage_job.corpus.documents import TextBatch, TokenBatch, insert_ids
 from coverage_job.corpus.plan import Split
 from coverage_job.corpus.reader import BadRecord, PieceReader, PieceStats, Reader
 from coverage_job.corpus.source import Source
+from coverage_job.corpus.template import TemplateSpec
+from coverage_job.corpus.templated import TemplateRenderer
 from coverage_job.counting.audit import Audit
 from coverage_job.counting.contexts import Contexts
 from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.histogram import Histogram
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.counting.supervision import Watched, audit_tokens, truncate
 from coverage_job.errors import BadFileError, EngineError
 from coverage_job.schemas import PARTIAL
 from coverage_job.tokenizer.load import TokenizerSpec, load
@@ -40,13 +47,21 @@ TASK_OUTPUT = pa.schema([*PARTIAL, pa.field("report", pa.string())])
 class CorpusSpec:
     """What a worker needs to know of a corpus.
 
-    watched: ids for which a text is sought. bos, eos: ids put around each document.
+    sought: ids for which a text is sought. bos, eos: ids put around each document. template: of
+    dialogues; without one each message is encoded alone. now: what the template's clock says.
+    max_length: tokens a rendered dialogue is cut to, and the side that is cut off.
     """
 
     source: Source
-    watched: tuple[int, ...] = ()
+    sought: tuple[int, ...] = ()
     bos: int | None = None
     eos: int | None = None
+    template: TemplateSpec | None = None
+    train_end_of_turn: bool = True
+    split_special_tokens: bool = False
+    now: datetime | None = None
+    max_length: int | None = None
+    truncation_side: Literal["right", "left"] = "right"
 
 
 @dataclass(frozen=True)
@@ -81,8 +96,8 @@ class TaskReport:
     bad: list[BadRecord] = field(default_factory=list)
     tokens: int = 0
     supervised_tokens: int = 0
-    seam_tokens: int = 0
     audit: dict[str, Any] = field(default_factory=dict)
+    mask_audit: dict[str, Any] = field(default_factory=dict)
     contexts: dict[int, str] = field(default_factory=dict)
     kernel: dict[str, float] = field(default_factory=dict)
     early: bool = False
@@ -113,10 +128,10 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     difference the split is counted again by the reference. Raises TokenIdError, CorpusError or
     TokenizerError for what ends the run.
     """
-    reader = Reader(spec.corpora[split.corpus].source, rows=spec.rows)
     counter = _Counter(spec, split.corpus, split.index, _kernel(spec))
+    reader = counter.reader
     try:
-        yield from counter.run(reader, (reader.open(piece) for piece in split.pieces))
+        yield from counter.run(reader.open(piece) for piece in split.pieces)
     except _Differs:
         if counter.report.early:
             raise EngineError(
@@ -126,18 +141,18 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
         audit = counter.audit
         counter = _Counter(spec, split.corpus, split.index, ReferenceKernel(load(spec.tokenizer)))
         counter.audit, counter.report.recounted = audit, True
-        yield from counter.run(reader, (reader.open(piece) for piece in split.pieces))
+        reader = counter.reader
+        yield from counter.run(reader.open(piece) for piece in split.pieces)
 
 
 def count_table(
     spec: CountSpec, corpus: str, number: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Count the rows of a table that something else reads; otherwise as `count_split`."""
-    reader = Reader(spec.corpora[corpus].source, rows=spec.rows)
     counter = _Counter(spec, corpus, number, _kernel(spec))
     name = f"{corpus} (partition {number})"
     try:
-        yield from counter.run(reader, iter([reader.open_table(batches, name)]))
+        yield from counter.run(iter([counter.reader.open_table(batches, name)]))
     except _Differs:
         raise EngineError(
             f"corpus {corpus}: the fast kernel differs from the reference; "
@@ -187,17 +202,21 @@ class _Counter:
         self, spec: CountSpec, corpus: str, number: int, kernel: FastKernel | ReferenceKernel
     ) -> None:
         own = spec.corpora[corpus]
+        tokenizer = load(spec.tokenizer)
         self.report = TaskReport(corpus, number)
         self.audit = Audit(spec.audit_every)
         self._own = own
+        self._templated = _templated(own, tokenizer)
+        self.reader = Reader(own.source, renderer=self._templated, rows=spec.rows)
+        self._watched = _watched(self._templated, tokenizer)
+        self._mask_audit = MaskAudit()
         self._kernel = kernel
-        self._reference = ReferenceKernel(load(spec.tokenizer))
+        self._reference = ReferenceKernel(tokenizer)
         self._histogram = Histogram(spec.rows)
-        watched = np.array(own.watched, np.int32)
-        self._contexts = Contexts(load(spec.tokenizer), watched, spec.rows)
-        self._tokens = np.zeros(3, np.int64)
+        self._contexts = Contexts(tokenizer, np.array(own.sought, np.int32), spec.rows)
+        self._begin()
 
-    def run(self, reader: Reader, pieces: Iterator[PieceReader]) -> Iterator[pa.RecordBatch]:
+    def run(self, pieces: Iterator[PieceReader]) -> Iterator[pa.RecordBatch]:
         start = time.perf_counter()
         report = self.report
         before = _kernel_figures(self._kernel)
@@ -209,16 +228,16 @@ class _Counter:
                     if self._histogram.full:
                         report.early = True
                         self._histogram.keep()
-                        yield from _counts(self._histogram, report.unit, reader)
+                        yield from _counts(self._histogram, report.unit, self.reader)
                 self._keep()
             except BadFileError as fault:
-                self._histogram.drop()
-                self._tokens[:] = 0
+                self._drop()
                 error = str(fault)
             report.pieces.append((piece.stats, error))
             report.bad += piece.bad
-        yield from _counts(self._histogram, report.unit, reader)
+        yield from _counts(self._histogram, report.unit, self.reader)
         report.audit = asdict(self.audit)
+        report.mask_audit = self._mask_audit.to_dict()
         report.contexts = self._contexts.found
         report.kernel = {k: v - before.get(k, 0) for k, v in _kernel_figures(self._kernel).items()}
         report.seconds = time.perf_counter() - start
@@ -234,20 +253,62 @@ class _Counter:
             self._contexts.look(batch, encoded)
         else:
             encoded = batch
-        encoded = insert_ids(encoded, self._own.bos, self._own.eos)
+        own = self._own
+        encoded = insert_ids(encoded, own.bos, own.eos)
+        cut = answer_cut = None
+        if own.max_length is not None:
+            encoded, cut, answer_cut = truncate(encoded, own.max_length, own.truncation_side)
+        if not own.source.pretraining:
+            audit_tokens(self._open_mask_audit, encoded, self._watched, cut, answer_cut)
         self._histogram.add(encoded)
         supervised = len(encoded.ids) if encoded.supervised is None else int(encoded.supervised.sum())
-        seams = 0 if encoded.seams is None else int(encoded.seams.sum())
-        self._tokens += (len(encoded.ids), supervised, seams)
+        self._tokens += (len(encoded.ids), supervised)
 
     def _keep(self) -> None:
         self._histogram.keep()
-        report = self.report
-        tokens, supervised, seams = self._tokens.tolist()
-        report.tokens += tokens
-        report.supervised_tokens += supervised
-        report.seam_tokens += seams
-        self._tokens[:] = 0
+        tokens, supervised = self._tokens.tolist()
+        self.report.tokens += tokens
+        self.report.supervised_tokens += supervised
+        self._mask_audit = self._mask_audit.merge(self._open_mask_audit)
+        self._begin()
+
+    def _drop(self) -> None:
+        self._histogram.drop()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tokens = np.zeros(2, np.int64)
+        # What rendering finds and what the tokens show go into one audit.
+        self._open_mask_audit = MaskAudit()
+        if self._templated is not None:
+            self._templated.audit = self._open_mask_audit
+
+
+def _templated(own: CorpusSpec, tokenizer: Tokenizer) -> TemplateRenderer | None:
+    if own.template is None or own.now is None or not own.source.dialogues:
+        return None
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    renderer = Renderer(
+        own.template,
+        train_on=own.source.train_on,
+        train_end_of_turn=own.train_end_of_turn,
+        split_special_tokens=own.split_special_tokens,
+        special_tokens=[token.content for token in added if token.special],
+        added_tokens=[token.content for token in added],
+        now=own.now,
+    )
+    return TemplateRenderer(renderer)
+
+
+def _watched(templated: TemplateRenderer | None, tokenizer: Tokenizer) -> Watched:
+    """The ids whose place in dialogues the mask audit holds to account."""
+    if templated is None:
+        return Watched(None, {})
+    bos = templated.renderer.template.variables.get("bos_token")
+    ends = ((tokenizer.token_to_id(text), text) for text in templated.renderer.end_of_turn())
+    return Watched(
+        tokenizer.token_to_id(bos) if bos else None, {i: text for i, text in ends if i is not None}
+    )
 
 
 def _kernel_figures(kernel: FastKernel | ReferenceKernel) -> dict[str, float]:
