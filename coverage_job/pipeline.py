@@ -38,7 +38,7 @@ from coverage_job.report import tables
 from coverage_job.schemas import BAD_RECORDS, HISTOGRAM, Reachability, Stage
 from coverage_job.storage import RunWriter
 from coverage_job.tokenizer.load import TokenizerSpec, describe, load
-from coverage_job.tokenizer.vocabulary import raise_to_contextual, vocabulary_table
+from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
 
 
 @dataclass(frozen=True)
@@ -301,12 +301,12 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     """The main job: counts, coverage, manifest, summaries, checks, all in a new run directory."""
     plan = make_plan(job, steps)
     with steps.step("vocabulary"):
-        vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
+        vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
     with open_engine(engine_name, job) as engine:
         counted = count(plan, vocabulary, engine, steps)
         engine_text = engine.describe()
     with steps.step("cover"):
-        vocabulary = _raise_seen(vocabulary, counted)
+        vocabulary = _raise_seen(vocabulary, counted, plan)
         judged = judge(
             join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, _template_ids(plan)
         )
@@ -350,9 +350,14 @@ def _weights(job: Job) -> list[Weight]:
     ]
 
 
-def _raise_seen(vocabulary: pa.Table, counted: Counted) -> pa.Table:
+def _raise_seen(vocabulary: pa.Table, counted: Counted, plan: Plan) -> pa.Table:
     """What a text corpus holds can be reached: such tokens become contextual, with the text found."""
-    return raise_to_contextual(vocabulary, counted.contexts)
+    texts = [c.corpus.name for c in plan.corpora if c.source.shape != "tokens"]
+    seen = pl.DataFrame(counted.histogram).filter(pl.col("corpus").is_in(texts))["token_id"].unique()
+    open_ids = _ids(vocabulary, [Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE])
+    return raise_contextual(
+        vocabulary, {i: counted.contexts.get(i) for i in sorted(set(open_ids) & set(seen.to_list()))}
+    )
 
 
 def _summary_json(summary: pa.Table, corpora: list[dict[str, Any]]) -> dict[str, Any]:
