@@ -84,7 +84,7 @@ def vocabulary_table(spec: TokenizerSpec, model_vocab_size: int | None = None) -
     return table
 
 
-def raise_contextual(table: pa.Table, contexts: Mapping[int, str]) -> pa.Table:
+def raise_contextual(table: pa.Table, contexts: Mapping[int, str | None]) -> pa.Table:
     """The table with ids that a corpus was seen to contain as `contextual`.
 
     contexts: id -> a text whose encoding has it. Only ids that no text was known for are changed.
