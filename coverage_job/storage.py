@@ -1,0 +1,212 @@
+"""Files on any fsspec path, whole or not at all; run directories that say themselves whether they are whole.
+
+Object stores have no rename, so a directory is whole when its `run.json`, written last, lists every
+other file with its size and sha256. Local files are written beside their place and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+import fsspec
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from coverage_job.errors import RunDirectoryError, StorageError
+from coverage_job.schemas import FORMAT_VERSION
+
+T = TypeVar("T")
+
+# Delays before the second, third, ... try of a remote operation, in seconds.
+_BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+def with_retries(operation: Callable[[], T], what: str) -> T:
+    """Run a remote operation, again after a pause where the store throttles or drops the connection.
+
+    Errors that no repetition mends (no such file, no permission) pass through at once.
+    """
+    for delay in (*_BACKOFF, None):
+        try:
+            return operation()
+        except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError):
+            raise
+        except (OSError, TimeoutError) as error:
+            if delay is None:
+                raise StorageError(f"{what}: gave up after {len(_BACKOFF) + 1} tries: {error}") from error
+            time.sleep(delay)
+    raise AssertionError("unreachable")
+
+
+def split_url(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a path and the path within it. Raises StorageError naming a missing package."""
+    try:
+        fs, plain = fsspec.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"{path}: {error}") from None
+    return fs, plain
+
+
+def is_local(path: str) -> bool:
+    fs, _ = split_url(path)
+    return "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def join(folder: str, *names: str) -> str:
+    return "/".join([folder.rstrip("/"), *names])
+
+
+def exists(path: str) -> bool:
+    fs, plain = split_url(path)
+    return bool(fs.exists(plain))
+
+
+def read_bytes(path: str) -> bytes:
+    """All of a small file. Raises StorageError naming it."""
+    fs, plain = split_url(path)
+    try:
+        data: bytes = with_retries(lambda: fs.cat_file(plain), path)
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from None
+    return data
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Write a whole file, so that no reader sees a part of it. Raises StorageError naming it."""
+    fs, plain = split_url(path)
+    try:
+        if is_local(path):
+            os.makedirs(os.path.dirname(plain) or ".", exist_ok=True)
+            beside = f"{plain}.{secrets.token_hex(4)}.part"
+            try:
+                with open(beside, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(beside, plain)
+            finally:
+                if os.path.exists(beside):
+                    os.unlink(beside)
+        else:
+            with_retries(lambda: fs.pipe_file(plain, data), path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error}") from None
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as a Parquet file with the format's version in its metadata."""
+    metadata = {**(table.schema.metadata or {}), b"coverage_job.format": str(FORMAT_VERSION).encode()}
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(metadata), sink, compression="zstd")
+    result: bytes = sink.getvalue().to_pybytes()
+    return result
+
+
+def write_parquet(path: str, table: pa.Table) -> None:
+    write_bytes(path, parquet_bytes(table))
+
+
+def read_parquet(path: str, columns: list[str] | None = None) -> pa.Table:
+    """A table written by `write_parquet`. Raises StorageError naming a torn file."""
+    try:
+        return pq.read_table(pa.BufferReader(read_bytes(path)), columns=columns)
+    except pa.ArrowInvalid as error:
+        raise StorageError(f"{path}: not a whole Parquet file ({error}); write it again") from None
+
+
+def dump_json(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+
+
+class RunWriter:
+    """Writes the files of a new run directory; `finish` makes it whole."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._files: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def create(cls, output: str, directory: str | None = None) -> RunWriter:
+        """A run directory under `output`, or `directory` itself, which must not exist yet."""
+        if directory is None:
+            stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+            directory = join(output, f"{stamp}-{secrets.token_hex(3)}")
+        if exists(directory):
+            raise StorageError(f"{directory}: exists already; name a directory that does not")
+        if is_local(directory):
+            _, plain = split_url(directory)
+            try:
+                os.makedirs(plain)
+            except OSError as error:
+                raise StorageError(f"{directory}: cannot be made: {error}") from None
+        return cls(directory)
+
+    def write(self, name: str, data: bytes) -> None:
+        write_bytes(join(self.path, name), data)
+        self._files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def write_table(self, name: str, table: pa.Table) -> None:
+        self.write(name, parquet_bytes(table))
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, dump_json(value))
+
+    def finish(self, run: dict[str, Any]) -> None:
+        """Write `run.json`, which lists every file: from now on readers accept the directory."""
+        write_bytes(
+            join(self.path, "run.json"), dump_json({"format": FORMAT_VERSION, **run, "files": self._files})
+        )
+
+
+class Run:
+    """A whole run directory, opened for reading."""
+
+    def __init__(self, path: str) -> None:
+        """Raises RunDirectoryError where `run.json` is missing or a listed file does not match it."""
+        self.path = path
+        if not exists(join(path, "run.json")):
+            raise RunDirectoryError(
+                f"{path}: no run.json, so no run that ended; give the directory that `run` printed last"
+            )
+        try:
+            self.info: dict[str, Any] = orjson.loads(read_bytes(join(path, "run.json")))
+        except orjson.JSONDecodeError:
+            raise RunDirectoryError(f"{path}/run.json: torn; run again") from None
+        if self.info.get("format") != FORMAT_VERSION:
+            raise RunDirectoryError(
+                f"{path}: written by format {self.info.get('format')}, this program reads {FORMAT_VERSION}; "
+                "run again"
+            )
+
+    def read(self, name: str) -> bytes:
+        """A listed file, checked against its size and sha256."""
+        entry = self.info["files"].get(name)
+        if entry is None:
+            raise RunDirectoryError(f"{self.path}: this run has no {name}")
+        try:
+            data = read_bytes(join(self.path, name))
+        except StorageError as error:
+            raise RunDirectoryError(f"{error}; the run is not whole, run again") from None
+        if len(data) != entry["size"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise RunDirectoryError(f"{self.path}/{name}: not as it was written; run again")
+        return data
+
+    def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        return pq.read_table(pa.BufferReader(self.read(name)), columns=columns)
+
+    def json(self, name: str) -> Any:
+        return orjson.loads(self.read(name))
+
+    def verify(self) -> None:
+        """Read every listed file once and compare. Raises RunDirectoryError naming the first that differs."""
+        for name in self.info["files"]:
+            self.read(name)
