@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -36,14 +37,17 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a key of the job, such as coverage.minimum=10."
     ),
 ]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="auto, local (processes) or spark.",
-        click_type=click.Choice(["auto", "local", "spark"]),
-    ),
-]
+
+
+class EngineName(str, Enum):
+    """Where tasks run."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="auto, local (processes) or spark.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
@@ -76,7 +80,7 @@ def demo(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new fo
 @app.command()
 def run(
     job: JobArgument,
-    engine: EngineOption = "auto",
+    engine: EngineOption = EngineName.AUTO,
     output: Annotated[
         Optional[str],
         typer.Option(
@@ -98,16 +102,18 @@ def run(
 
       coverage-job run job.yaml --engine local --set engine.workers=8 --set coverage.minimum=10
     """
-    from coverage_job import pipeline
     from coverage_job.config import load_job
+    from coverage_job.pipeline import plan
+    from coverage_job.pipeline.run import run as run_job
     from coverage_job.report.tables import show
 
     steps = Steps(quiet)
     loaded = load_job(job, tuple(settings or ()))
     if dry_run:
-        show(pipeline.preview(pipeline.make_plan(loaded, steps)))
+        with plan.open_engine(engine.value, loaded) as opened:
+            show(plan.preview(plan.make_plan(loaded, opened, steps)))
         return
-    result = pipeline.run(loaded, engine, output, steps)
+    result = run_job(loaded, engine.value, output, steps)
     show(result.printed)
     print(result.path)
     if gate and result.failed:

@@ -35,19 +35,25 @@ class TextBuilder:
         self._pieces: list[int] = []
         self._documents: list[int] = []
         self._spans: list[tuple[int, int]] = []
+        self._plain: list[tuple[int, int]] = []
         self._keys: list[int] = []
         self.size = 0
         self._single = True
 
     def add(
-        self, pieces: Sequence[bytes], spans: Sequence[tuple[int, int]] | None, key: int
+        self,
+        pieces: Sequence[bytes],
+        spans: Sequence[tuple[int, int]] | None,
+        key: int,
+        plain: Sequence[tuple[int, int]] = (),
     ) -> Iterator[TextBatch]:
-        """One document. spans: byte ranges over its pieces back to back. Gives batches that are full."""
+        """One document; gives full batches. spans, plain: byte ranges over its pieces back to back."""
         size = sum(map(len, pieces))
         if self.size and self.size + size > BATCH_BYTES:
             yield self.take()
         if spans:
             self._spans.extend((self.size + start, self.size + end) for start, end in spans)
+        self._plain.extend((self.size + start, self.size + end) for start, end in plain)
         self._text.extend(pieces)
         self._pieces.extend(map(len, pieces))
         self._documents.append(len(pieces))
@@ -110,6 +116,7 @@ class TextBuilder:
             documents=documents,
             spans=np.array(self._spans, np.int64).reshape(-1, 2) if self.spanned else None,
             keys=np.array(self._keys, np.int32),
+            plain=np.array(self._plain, np.int64) if self._plain else None,
         )
         self._clear()
         return batch

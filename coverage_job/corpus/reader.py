@@ -384,7 +384,8 @@ class PieceReader:
                 count_notes(dict.fromkeys(dialogue.notes), stats.notes)
             if not rendered.spans and not source.pretraining:
                 stats.without_target += 1
-            for batch in builder.add(rendered.pieces, rendered.spans, self._table.of_record(value)):
+            key = self._table.of_record(value)
+            for batch in builder.add(rendered.pieces, rendered.spans, key, rendered.plain):
                 yield self._counted(batch)
 
 

@@ -89,10 +89,13 @@ class Rendered:
     pieces: UTF-8 texts that are encoded alone (one, where a template was used).
     spans: byte ranges over the pieces back to back that bear loss; sorted, disjoint, on character
         borders.
+    plain: byte ranges over the pieces whose special-token text is a message's own, to be encoded as
+        plain text; sorted, disjoint.
     """
 
     pieces: list[bytes]
     spans: list[tuple[int, int]]
+    plain: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Renderer(Protocol):
@@ -125,6 +128,14 @@ class PlainRenderer:
             f"{what} beside the content, not counted without a template" for what in sorted(dialogue.outside)
         )
         return Rendered(pieces, spans)
+
+
+def dialogue_of(messages: Iterable[Any]) -> Dialogue:
+    """Messages of role and content as a dialogue. Raises RecordError naming the message at fault."""
+    dialogue = Dialogue()
+    for message in messages:
+        _add_message(dialogue, message)
+    return dialogue
 
 
 def to_dialogue(record: dict[str, Any], source: Source) -> Dialogue:

@@ -60,7 +60,10 @@ class _Cache:
 
 def _empty_table(rows: int, data: int, ids: int) -> scan.Table:
     return scan.Table(
-        np.zeros((rows, 4), np.uint64), np.empty(data, np.uint8), np.empty(ids, np.int32), np.zeros(3, np.int64)
+        np.zeros((rows, 4), np.uint64),
+        np.empty(data, np.uint8),
+        np.empty(ids, np.int32),
+        np.zeros(3, np.int64),
     )
 
 
@@ -114,7 +117,12 @@ class FastKernel:
         matches = self._added(batch)
         flagged = matches[:, 2] == -2
         if flagged.any():
-            self._leave(batch, skip, np.unique(matches[flagged, 3]), "an added token that takes white space or words")
+            self._leave(
+                batch, skip, np.unique(matches[flagged, 3]), "an added token that takes white space or words"
+            )
+        if batch.plain is not None:
+            at = np.searchsorted(batch.pieces, batch.plain[:, 0], side="right") - 1
+            self._leave(batch, skip, np.unique(at), "special-token text in messages")
         if self._normal_form:
             prepared, matches = self._normalized(batch, matches, skip)
         ids, mask, ends, seams = self._run(prepared, matches, skip)
@@ -160,7 +168,9 @@ class FastKernel:
         Only pieces with a character that leaves it open are looked at. One that changes is replaced where no span
         needs its places in the original; its added tokens must be the same, in the same order.
         """
-        open_pieces = np.flatnonzero(scan.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip)
+        open_pieces = np.flatnonzero(
+            scan.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip
+        )
         changed: dict[int, bytes] = {}
         normalize = self._tokenizer.normalizer.normalize_str
         blob = batch.text.data
@@ -195,7 +205,12 @@ class FastKernel:
         now = np.isin(found[:, 3], which)
         if was.any() or now.any():
             # Normalizing may make or unmake the text of an added token; the reference decides.
-            differ = which[[not np.array_equal(matches[matches[:, 3] == w, 2], found[found[:, 3] == w, 2]) for w in which]]
+            differ = which[
+                [
+                    not np.array_equal(matches[matches[:, 3] == w, 2], found[found[:, 3] == w, 2])
+                    for w in which
+                ]
+            ]
             self._leave(batch, skip, differ, "an added token whose text depends on normalizing")
         return prepared, found
 
@@ -257,6 +272,7 @@ class FastKernel:
                 documents=np.array([0, 1], np.int64),
                 spans=batch.spans,
                 keys=np.zeros(1, np.int32),
+                plain=batch.plain,
             )
             tokens = self._reference.encode(alone)
             before = int(ends[piece])
@@ -283,7 +299,6 @@ def _model(cuts: Cuts) -> scan.Model:
         part = steps[first : first + n]
         state = part >> 1
         offsets[first : first + n] = np.where(state == 0, 0, (state + first) * width) << 1 | (part & 1)
-    keys, values = index_merges(arrays["merges"])
     return scan.Model(
         classes=arrays["classes"],
         steps=np.ascontiguousarray(offsets.reshape(-1)),
@@ -296,8 +311,7 @@ def _model(cuts: Cuts) -> scan.Model:
         whole_differs=bool(cuts.facts["ignore_merges"]),
         single=arrays["single"],
         widths=arrays["widths"],
-        merge_keys=keys,
-        merge_values=values,
+        merges=index_merges(arrays["merges"]),
     )
 
 

@@ -21,10 +21,11 @@ LONG = 2048  # bytes past which a chunk is encoded each time, not kept
 ASCII_RUN = 32
 
 # How a chunk was cut: what it encodes to may depend on it.
-PART, WHOLE, FIRST = 0, 1, 2
+PART, WHOLE = 0, 1
+END_OF_PIECE, ADDED = -1, -2
 
 # Why the loop came back.
-DONE, NO_ROOM, TABLE_FULL, NEEDS_IDS = 0, 1, 2, 3
+DONE, NO_ROOM, TABLE_FULL = 0, 1, 2
 
 
 class Model(NamedTuple):
@@ -41,8 +42,7 @@ class Model(NamedTuple):
     whole_differs: bool
     single: Any  # int32[256]
     widths: Any  # int32[rows]
-    merge_keys: Any
-    merge_values: Any
+    merges: Any  # see bpe.index_merges
 
 
 class Table(NamedTuple):
@@ -82,9 +82,22 @@ class Output(NamedTuple):
     seams: Any
 
 
+class Group(NamedTuple):
+    """Chunks handled together, each with GROUP places: start, end, kind (or END_OF_PIECE; or ADDED, whose start is
+    the number of the match), the parts of its key in the table, its row."""
+
+    starts: Any
+    ends: Any
+    kinds: Any
+    firsts: Any
+    seconds: Any
+    tags: Any
+    found: Any
+
+
 # Positions in `state`, an int64 array that lives from call to call.
 PIECE, AT, SEGMENT_END, TOKEN_START, TOKEN_END, MATCH, SPAN, TOTAL, LEVELS = 0, 1, 2, 3, 4, 5, 6, 7, 8
-STATE_SIZE = 64
+STATE_SIZE = LEVELS + 3 * 16
 
 _K1 = np.uint64(0x9E3779B97F4A7C15)
 _K2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -146,142 +159,104 @@ def _decode(text, at):
     """(code point, bytes) of the character at `at`, in valid UTF-8."""
     b = np.int64(text[at])
     if b < 0x80:
-        return b, 1
-    if b < 0xE0:
-        return ((b & 0x1F) << 6) | (np.int64(text[at + 1]) & 0x3F), 2
-    if b < 0xF0:
-        return ((b & 0x0F) << 12) | ((np.int64(text[at + 1]) & 0x3F) << 6) | (np.int64(text[at + 2]) & 0x3F), 3
-    return (
-        ((b & 0x07) << 18)
-        | ((np.int64(text[at + 1]) & 0x3F) << 12)
-        | ((np.int64(text[at + 2]) & 0x3F) << 6)
-        | (np.int64(text[at + 3]) & 0x3F)
-    ), 4
+        point, size = b, 1
+    elif b < 0xE0:
+        point, size = ((b & 0x1F) << 6) | (np.int64(text[at + 1]) & 0x3F), 2
+    elif b < 0xF0:
+        point = ((b & 0x0F) << 12) | ((np.int64(text[at + 1]) & 0x3F) << 6) | (np.int64(text[at + 2]) & 0x3F)
+        size = 3
+    else:
+        point = (
+            ((b & 0x07) << 18)
+            | ((np.int64(text[at + 1]) & 0x3F) << 12)
+            | ((np.int64(text[at + 2]) & 0x3F) << 6)
+            | (np.int64(text[at + 3]) & 0x3F)
+        )
+        size = 4
+    return point, size
 
 
-@inlined
-def _match(model, level, text, at, limit):
-    """The end of the level's match that begins at `at`, or -1."""
-    state = model.starts[level]
+@compiled
+def _match(classes, steps, start, width, text, at, limit):
+    """The end of the match that begins at `at`, or -1; the automaton begins in state `start`."""
+    state = start
     end = np.int64(-1)
     while at < limit:
         point, size = _decode(text, at)
-        step = np.int64(model.steps[state + model.classes[point]])
+        step = np.int64(steps[state + classes[point]])
         if step & 1:
             end = at
         state = step >> 1
         if state == 0:
             return end
         at += size
-    if model.steps[state + model.width - 1] & 1:
+    if steps[state + width - 1] & 1:
         end = at
     return end
 
 
 @inlined
-def _has(model, left, right):
+def _has(pairs, shift, left, right):
     key = ((np.uint64(left) << np.uint64(21)) | np.uint64(right)) * _K1
-    bit = np.int64(key >> np.uint64(model.pair_shift))
-    return (model.pairs[bit >> 3] >> (bit & 7)) & 1 != 0
-
-
-@inlined
-def _spanned(model, left, right):
-    """Whether a merge's product may span the two characters."""
-    if _has(model, left, right):
-        return True
-    by_left = np.int64(model.groups[left] >> np.uint32(16))
-    by_right = np.int64(model.groups[right] & np.uint32(0xFFFF))
-    if by_left and _has(model, 0x110000 + by_left, right):
-        return True
-    if by_right:
-        if _has(model, left, 0x110000 + by_right):
-            return True
-        if by_left and _has(model, 0x110000 + by_left, 0x110000 + by_right):
-            return True
-    return False
+    bit = np.int64(key >> np.uint64(shift))
+    return (pairs[bit >> 3] >> (bit & 7)) & 1 != 0
 
 
 @compiled
-def _chunk_end(model, text, start, token_end):
-    """The first place after `start` where the pre-token may be cut, or its end."""
+def _chunk_end(pairs, shift, groups, ascii_run, text, start, token_end):
+    """The first place after `start` between two characters that no product spans, or the pre-token's end."""
     left, size = _decode(text, start)
     at = start + size
     while at < token_end:
         right, size = _decode(text, at)
-        if ((left | right) >= 0x80 or at - start >= model.ascii_run) and not _spanned(model, left, right):
-            return at
+        if ((left | right) >= 0x80 or at - start >= ascii_run) and not _has(pairs, shift, left, right):
+            by_left = np.int64(groups[left] >> np.uint32(16))
+            by_right = np.int64(groups[right] & np.uint32(0xFFFF))
+            if not (
+                (by_left and _has(pairs, shift, 0x110000 + by_left, right))
+                or (by_right and _has(pairs, shift, left, 0x110000 + by_right))
+                or (by_left and by_right and _has(pairs, shift, 0x110000 + by_left, 0x110000 + by_right))
+            ):
+                return at
         left = right
         at += size
     return token_end
 
 
-@inlined
-def _next_token(model, text, state):
-    """Sets TOKEN_START and TOKEN_END to the pre-token that begins at AT."""
-    n_levels = len(model.starts)
-    at = state[AT]
-    state[TOKEN_START] = at
-    if n_levels == 1:
-        # No end of an outer level to watch; what the pattern does not match is a pre-token up to the next match.
-        limit = state[SEGMENT_END]
-        end = _match(model, 0, text, at, limit)
-        if end < 0:
-            end = at + _decode(text, at)[1]
-            while end < limit and _match(model, 0, text, end, limit) < 0:
-                end += _decode(text, end)[1]
-        state[TOKEN_END] = end
-        return
-    # Level k keeps: the end of its piece, and the match that follows where the piece is a gap.
-    limit = state[SEGMENT_END]
-    for level in range(n_levels):
-        base = LEVELS + 3 * level
-        if state[base] <= at:
-            if state[base + 1] == at:
-                state[base] = state[base + 2]
+@compiled
+def _next_match_or_gap(classes, steps, start, width, text, at, limit):
+    """(end of the pre-token at `at`, end of the match that follows it where it is a gap, else -1)."""
+    end = _match(classes, steps, start, width, text, at, limit)
+    if end >= 0:
+        return end, np.int64(-1)
+    gap = at + _decode(text, at)[1]
+    while gap < limit:
+        end = _match(classes, steps, start, width, text, gap, limit)
+        if end >= 0:
+            break
+        gap += _decode(text, gap)[1]
+    return gap, end
+
+
+@compiled
+def _next_token(classes, steps, starts, width, text, at, limit, levels):
+    """The end of the pre-token at `at`, where each step of several splits what the one before left.
+
+    levels int64[levels, 3]: the end of each step's piece; where that is a gap, its end and the end of the match that
+    follows.
+    """
+    for level in range(len(starts)):
+        if levels[level, 0] <= at:
+            if levels[level, 1] == at:
+                levels[level, 0] = levels[level, 2]
             else:
-                end = _match(model, level, text, at, limit)
-                if end < 0:
-                    gap = at + _decode(text, at)[1]
-                    while gap < limit:
-                        end = _match(model, level, text, gap, limit)
-                        if end >= 0:
-                            break
-                        gap += _decode(text, gap)[1]
-                    state[base + 1] = gap
-                    state[base + 2] = end
-                    end = gap
-                state[base] = end
-            for inner in range(level + 1, n_levels):
-                state[LEVELS + 3 * inner] = -1
-                state[LEVELS + 3 * inner + 1] = -1
-        limit = state[base]
-    state[TOKEN_END] = limit
-
-
-@inlined
-def _next_segment(batch, state):
-    """Moves on to where text or an added token follows. Returns the added token's match, or -1; -2 at the end of
-    a piece, -3 at the end of the batch."""
-    piece = state[PIECE]
-    if piece >= len(batch.pieces) - 1:
-        return -3
-    end = batch.pieces[piece + 1]
-    if state[AT] >= end or batch.skip[piece] != 0:
-        return -2
-    m = state[MATCH]
-    while m < len(batch.matches) and batch.matches[m, 3] < piece:
-        m += 1
-    state[MATCH] = m
-    if m < len(batch.matches) and batch.matches[m, 3] == piece:
-        if batch.matches[m, 0] == state[AT]:
-            return m
-        end = batch.matches[m, 0]
-    state[SEGMENT_END] = end
-    state[TOKEN_END] = state[AT]
-    for k in range(LEVELS, STATE_SIZE):
-        state[k] = -1
-    return -1
+                end, after = _next_match_or_gap(classes, steps, starts[level], width, text, at, limit)
+                levels[level, 0] = end
+                levels[level, 1] = end if after >= 0 else -1
+                levels[level, 2] = after
+            levels[level + 1 :, :2] = -1
+        limit = levels[level, 0]
+    return limit
 
 
 @inlined
@@ -290,15 +265,14 @@ def _home(first, second, tag):
 
 
 @compiled
-def keep(table, row, first, second, tag, text, start, ids, n):
+def _keep(rows, kept, table_ids, used, row, first, second, tag, text, start, ids, n):
     """Fill an empty row with a chunk (its length in `tag`) and its ids."""
-    rows, used = table.rows, table.used
     length = np.int64(tag & np.uint64(0xFFFFFFFF)) - 1
     rows[row, 0] = first
     if length > 16:
         rows[row, 1] = np.uint64(used[1])
         for i in range(length):
-            table.bytes[used[1] + i] = text[start + i]
+            kept[used[1] + i] = text[start + i]
         used[1] += length
     else:
         rows[row, 1] = second
@@ -311,15 +285,14 @@ def keep(table, row, first, second, tag, text, start, ids, n):
     else:
         rows[row, 3] = np.uint64(used[2])
         for i in range(n):
-            table.ids[used[2] + i] = ids[i]
+            table_ids[used[2] + i] = ids[i]
         used[2] += n
     used[0] += 1
 
 
 @inlined
-def _look_up(table, first, second, tag, text, start):
-    """The row of a chunk, or of the empty row where it belongs."""
-    rows = table.rows
+def _look_up(rows, kept, first, second, tag, text, start):
+    """The row of a chunk, or of the empty row where it belongs. kept: the table's bytes of longer chunks."""
     mask = np.int64(len(rows) - 1)
     length = np.int64(tag & np.uint64(0xFFFFFFFF)) - 1
     row = np.int64(_home(first, np.uint64(0) if length > 16 else second, tag)) & mask
@@ -335,7 +308,7 @@ def _look_up(table, first, second, tag, text, start):
                 place = np.int64(rows[row, 1])
                 same = True
                 for i in range(length):
-                    if table.bytes[place + i] != text[start + i]:
+                    if kept[place + i] != text[start + i]:
                         same = False
                         break
                 if same:
@@ -361,9 +334,9 @@ def preload(table, texts, ends, ids, kind):
         if end - start > LONG or end == start:
             continue
         first, second, tag = _key(texts, start, end, kind)
-        row = _look_up(table, first, second, tag, texts, start)
+        row = _look_up(table.rows, table.bytes, first, second, tag, texts, start)
         if table.rows[row, 2] == 0:
-            keep(table, row, first, second, tag, texts, start, ids[i : i + 1], 1)
+            _keep(table.rows, table.bytes, table.ids, table.used, row, first, second, tag, texts, start, ids[i : i + 1], 1)
 
 
 @compiled
@@ -384,153 +357,260 @@ def regrow(table, bigger):
 
 
 @compiled
-def encode_chunk(model, vocabulary, text, start, end, kind, symbols, ranks, products):
+def encode_chunk(single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, end, kind, symbols, pairs):
     """Encode a chunk by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
     n = end - start
     if kind == WHOLE and n <= LONG:
         first, second, tag = _key(text, start, end, WHOLE)
-        row = _look_up(vocabulary, first, second, tag, text, start)
-        if vocabulary.rows[row, 2] != 0:
-            symbols[0] = np.int32(vocabulary.rows[row, 3])
+        row = _look_up(vocabulary_rows, vocabulary_bytes, first, second, tag, text, start)
+        if vocabulary_rows[row, 2] != 0:
+            symbols[0] = np.int32(vocabulary_rows[row, 3])
             return 1
     for i in range(n):
-        symbols[i] = model.single[text[start + i]]
+        symbols[i] = single[text[start + i]]
     if n <= SHORT:
-        return merge_short(symbols, n, ranks, products, model.merge_keys, model.merge_values)
-    return merge_long(symbols, n, model.widths, model.merge_keys, model.merge_values)
+        return merge_short(symbols, n, pairs, merges)
+    return merge_long(symbols, n, widths, merges)
 
 
-@inlined
-def _emit(batch, out, state, piece, start, end, ids, first, n, widths, t):
-    """Write n ids of the text start:end, with their mask where the batch has spans; returns the new total."""
+@compiled
+def _mask(spans, s, start, end, ids, n, widths, mask, t):
+    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams)."""
+    while s < len(spans) and spans[s, 1] <= start:
+        s += 1
+    if s >= len(spans) or spans[s, 0] >= end:
+        mask[t : t + n] = 0
+        return s, 0
+    if spans[s, 0] <= start and end <= spans[s, 1]:
+        mask[t : t + n] = 1
+        return s, 0
+    seams = 0
+    at = start
+    near = s
     for i in range(n):
-        out.ids[t + i] = ids[first + i]
-    if batch.has_spans:
-        spans = batch.spans
-        s = state[SPAN]
-        while s < len(spans) and spans[s, 1] <= start:
-            s += 1
-        state[SPAN] = s
-        if s >= len(spans) or spans[s, 0] >= end:
-            for i in range(n):
-                out.mask[t + i] = 0
-        elif spans[s, 0] <= start and end <= spans[s, 1]:
-            for i in range(n):
-                out.mask[t + i] = 1
+        after = end if n == 1 else at + widths[ids[t + i]]
+        while near < len(spans) and spans[near, 1] <= at:
+            near += 1
+        inside = near < len(spans) and spans[near, 0] < after
+        mask[t + i] = inside
+        if inside and not (spans[near, 0] <= at and after <= spans[near, 1]):
+            seams += 1
+        at = after
+    return s, seams
+
+
+@compiled
+def _cut(model, batch, state, levels, group):
+    """Cut the next chunks, up to GROUP, into the arrays of `group`; a long one is the last.
+
+    Returns (how many, whether the batch ends there, most tokens they may be, most ids and bytes the table may keep).
+    """
+    classes, steps, starts, width = model.classes, model.steps, model.starts, model.width
+    pairs, shift, groups, ascii_run = model.pairs, model.pair_shift, model.groups, model.ascii_run
+    text, pieces, skip, matches = batch.text, batch.pieces, batch.skip, batch.matches
+    chunk_starts, chunk_ends, kinds = group.starts, group.ends, group.kinds
+    firsts, seconds, tags = group.firsts, group.seconds, group.tags
+    whole_differs = model.whole_differs
+    n_levels = len(starts)
+    piece, m = state[PIECE], state[MATCH]
+    at, segment_end = state[AT], state[SEGMENT_END]
+    token_start, token_end = state[TOKEN_START], state[TOKEN_END]
+    n_pieces = len(pieces) - 1
+    n = 0
+    tokens = ids_kept = bytes_kept = np.int64(0)
+    done = False
+    while n < GROUP:
+        if at >= token_end:
+            if at >= segment_end:
+                if piece >= n_pieces:
+                    done = True
+                    break
+                piece_end = pieces[piece + 1]
+                if at >= piece_end or skip[piece] != 0:
+                    kinds[n] = END_OF_PIECE
+                    n += 1
+                    piece += 1
+                    at = token_end = segment_end = piece_end
+                    continue
+                while m < len(matches) and matches[m, 3] < piece:
+                    m += 1
+                segment_end = piece_end
+                if m < len(matches) and matches[m, 3] == piece:
+                    segment_end = matches[m, 0]
+                    if segment_end == at:
+                        kinds[n] = ADDED
+                        chunk_starts[n] = m
+                        n += 1
+                        tokens += 1
+                        at = token_end = segment_end = matches[m, 1]
+                        m += 1
+                        continue
+                levels[:] = -1
+            token_start = at
+            if n_levels == 1:
+                token_end = _match(classes, steps, starts[0], width, text, at, segment_end)
+                if token_end < 0:
+                    token_end = _next_match_or_gap(classes, steps, starts[0], width, text, at, segment_end)[0]
+            else:
+                token_end = _next_token(classes, steps, starts, width, text, at, segment_end, levels)
+        end = token_end
+        size = end - at
+        first = second = np.uint64(0)
+        if size <= 16:
+            first = _word_up_to(text, at, end)
+            if size > 8:
+                second = _word_up_to(text, at + 8, end)
+            if (first | second) & _HIGH:
+                end = _chunk_end(pairs, shift, groups, ascii_run, text, at, token_end)
+                size = end - at
+                if size <= 8:
+                    first &= _LOW_BYTES[size]
+                    second = np.uint64(0)
+                else:
+                    second &= _LOW_BYTES[size - 8]
         else:
-            at = start
-            for i in range(n):
-                after = end if n == 1 else at + widths[ids[first + i]]
-                while s < len(spans) and spans[s, 1] <= at:
-                    s += 1
-                inside = s < len(spans) and spans[s, 0] < after
-                out.mask[t + i] = inside
-                if inside and not (spans[s, 0] <= at and after <= spans[s, 1]):
-                    out.seams[piece] += 1
-                at = after
-    return t + n
+            end = _chunk_end(pairs, shift, groups, ascii_run, text, at, token_end)
+            size = end - at
+            if size <= 16:
+                first = _word_up_to(text, at, end)
+                if size > 8:
+                    second = _word_up_to(text, at + 8, end)
+            elif size <= LONG:
+                first = _hash_long(text, at, end)
+                bytes_kept += size
+        kind = PART
+        if whole_differs and end == token_end and at == token_start:
+            kind = WHOLE
+        chunk_starts[n] = at
+        chunk_ends[n] = end
+        kinds[n] = kind
+        firsts[n] = first
+        seconds[n] = second
+        tags[n] = np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32))
+        tokens += size
+        n += 1
+        at = end
+        if size > LONG:
+            break
+        ids_kept += size
+    state[PIECE], state[MATCH] = piece, m
+    state[AT], state[SEGMENT_END] = at, segment_end
+    state[TOKEN_START], state[TOKEN_END] = token_start, token_end
+    return n, done, tokens, ids_kept, bytes_kept
+
+
+@compiled
+def _find(rows, kept, text, group, n):
+    """The row of each chunk, or -1 where it is not in the table. Returns how many are not."""
+    starts, kinds = group.starts, group.kinds
+    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
+    missing = 0
+    for i in range(n):
+        if kinds[i] >= 0:
+            row = _look_up(rows, kept, firsts[i], seconds[i], tags[i], text, starts[i])
+            found[i] = row
+            if rows[row, 2] == 0:
+                found[i] = -1
+                missing += 1
+    return missing
+
+
+@compiled
+def _add(model, vocabulary, table, text, group, n):
+    """Encode and keep the chunks that are not in the table."""
+    starts, ends, kinds = group.starts, group.ends, group.kinds
+    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
+    rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
+    vocabulary_rows, vocabulary_bytes = vocabulary.rows, vocabulary.bytes
+    single, widths, merges = model.single, model.widths, model.merges
+    symbols = np.empty(LONG, np.int32)
+    pairs = np.empty(SHORT, np.uint64)
+    for i in range(n):
+        if kinds[i] < 0 or found[i] >= 0:
+            continue
+        start = starts[i]
+        # It may be there by now: the same chunk may come twice in a group.
+        row = _look_up(rows, kept, firsts[i], seconds[i], tags[i], text, start)
+        if rows[row, 2] == 0:
+            count = encode_chunk(
+                single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, ends[i], kinds[i], symbols, pairs
+            )
+            _keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
+        found[i] = row
+
+
+@compiled
+def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_ends):
+    """Write the ids of n chunks; returns the end of what is written."""
+    kinds, found, starts = group.kinds, group.found, group.starts
+    for i in range(n):
+        if kinds[i] < 0:
+            if kinds[i] == END_OF_PIECE:
+                piece_ends[piece] = base + t
+                piece += 1
+            else:
+                out_ids[t] = matches[starts[i], 2]
+                t += 1
+            continue
+        row = found[i]
+        count = np.int64(rows[row, 2] >> np.uint64(48))
+        value = rows[row, 3]
+        if count == 1:
+            out_ids[t] = np.int32(value)
+        elif count == 2:
+            out_ids[t] = np.int32(value & np.uint64(0xFFFFFFFF))
+            out_ids[t + 1] = np.int32(value >> np.uint64(32))
+        else:
+            place = np.int64(value)
+            for j in range(count):
+                out_ids[t + j] = table_ids[place + j]
+        t += count
+    return t
+
+
+@compiled
+def _emit_masks(rows, group, n, piece, matches, spans, span, widths, out_ids, out_mask, t, seams):
+    """Write the masks of what `_emit` wrote from t on; returns the first span not passed."""
+    kinds, found, starts, ends = group.kinds, group.found, group.starts, group.ends
+    for i in range(n):
+        if kinds[i] == END_OF_PIECE:
+            piece += 1
+            continue
+        start, end, count = starts[i], ends[i], np.int64(1)
+        if kinds[i] == ADDED:
+            start, end = matches[starts[i], 0], matches[starts[i], 1]
+        else:
+            count = np.int64(rows[found[i], 2] >> np.uint64(48))
+        span, straddling = _mask(spans, span, start, end, out_ids, count, widths, out_mask, t)
+        seams[piece] += straddling
+        t += count
+    return span
 
 
 @compiled
 def run(model, vocabulary, table, batch, state, out):
     """Encode on from `state` into `out`, until the batch is done, `out` or the table is full.
 
-    Returns (why it stopped, tokens written, the least room in tokens for the next group).
+    Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's ids).
     """
-    text = batch.text
-    starts = np.empty(GROUP, np.int64)
-    ends = np.empty(GROUP, np.int64)
-    # The kind of a chunk; or -1: the end of a piece; or -2 - m: the added token of match m.
-    kinds = np.empty(GROUP, np.int64)
-    firsts = np.empty(GROUP, np.uint64)
-    seconds = np.empty(GROUP, np.uint64)
-    tags = np.empty(GROUP, np.uint64)
-    found = np.empty(GROUP, np.int64)
-    symbols = np.empty(LONG + 1, np.int32)
-    ranks = np.empty(SHORT + 1, np.int32)
-    products = np.empty(SHORT + 1, np.int32)
-    saved = np.empty_like(state)
+    text, matches = batch.text, batch.matches
+    group = Group(
+        np.empty(GROUP, np.int64),
+        np.empty(GROUP, np.int64),
+        np.empty(GROUP, np.int64),
+        np.empty(GROUP, np.uint64),
+        np.empty(GROUP, np.uint64),
+        np.empty(GROUP, np.uint64),
+        np.empty(GROUP, np.int64),
+    )
+    levels = state[LEVELS:].reshape(-1, 3)
     t = np.int64(0)
-    room = len(out.ids)
     while True:
-        saved[:] = state
-        n = 0
-        tokens_most = np.int64(0)
-        ids_kept = np.int64(0)
-        bytes_kept = np.int64(0)
-        done = False
-        while n < GROUP:
-            at = state[AT]
-            if at >= state[TOKEN_END]:
-                if at >= state[SEGMENT_END]:
-                    m = _next_segment(batch, state)
-                    if m == -3:
-                        done = True
-                        break
-                    if m == -2:
-                        kinds[n] = -1
-                        n += 1
-                        state[PIECE] += 1
-                        state[AT] = batch.pieces[state[PIECE]]
-                        state[SEGMENT_END] = state[AT]
-                        state[TOKEN_END] = state[AT]
-                        continue
-                    if m >= 0:
-                        kinds[n] = -2 - m
-                        n += 1
-                        tokens_most += 1
-                        state[MATCH] += 1
-                        state[AT] = batch.matches[m, 1]
-                        state[SEGMENT_END] = state[AT]
-                        state[TOKEN_END] = state[AT]
-                        continue
-                _next_token(model, text, state)
-            token_end = state[TOKEN_END]
-            size = token_end - at
-            end = token_end
-            if size <= 16:
-                first = _word_up_to(text, at, end)
-                second = _word_up_to(text, at + 8, end) if size > 8 else np.uint64(0)
-                if (first | second) & _HIGH:
-                    end = _chunk_end(model, text, at, token_end)
-                    size = end - at
-                    if size <= 8:
-                        first &= _LOW_BYTES[size]
-                        second = np.uint64(0)
-                    else:
-                        second &= _LOW_BYTES[size - 8]
-            else:
-                end = _chunk_end(model, text, at, token_end)
-                size = end - at
-                if size <= 16:
-                    first = _word_up_to(text, at, end)
-                    second = _word_up_to(text, at + 8, end) if size > 8 else np.uint64(0)
-                elif size <= LONG:
-                    first = _hash_long(text, at, end)
-                    second = np.uint64(0)
-                    bytes_kept += size
-                else:
-                    first = np.uint64(0)
-                    second = np.uint64(0)
-            kind = PART
-            if model.whole_differs and end == token_end and at == state[TOKEN_START]:
-                kind = WHOLE
-            starts[n] = at
-            ends[n] = end
-            kinds[n] = kind
-            firsts[n] = first
-            seconds[n] = second
-            tags[n] = np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32))
-            tokens_most += size
-            if size <= LONG:
-                ids_kept += size
-            n += 1
-            state[AT] = end
-        if n == 0:
-            return DONE, t, np.int64(0)
-        if t + tokens_most > room:
+        saved = state.copy()
+        n, done, tokens, ids_kept, bytes_kept = _cut(model, batch, state, levels, group)
+        if t + tokens > len(out.ids):
             state[:] = saved
-            return NO_ROOM, t, tokens_most
+            return NO_ROOM, t, tokens
         if (
             2 * (table.used[0] + GROUP) > len(table.rows)
             or table.used[1] + bytes_kept > len(table.bytes)
@@ -538,44 +618,53 @@ def run(model, vocabulary, table, batch, state, out):
         ):
             state[:] = saved
             return TABLE_FULL, t, ids_kept
-        for i in range(n):
-            if kinds[i] >= 0 and ends[i] - starts[i] <= LONG:
-                row = _look_up(table, firsts[i], seconds[i], tags[i], text, starts[i])
-                found[i] = row if table.rows[row, 2] != 0 else -1
-        piece = saved[PIECE]
-        for i in range(n):
-            if kinds[i] < 0:
-                if kinds[i] == -1:
-                    out.piece_ends[piece] = state[TOTAL] + t
-                    piece += 1
-                else:
-                    m = -2 - kinds[i]
-                    symbols[0] = batch.matches[m, 2]
-                    t = _emit(
-                        batch, out, state, piece, batch.matches[m, 0], batch.matches[m, 1], symbols, 0, 1, model.widths, t
-                    )
-                continue
-            start, end = starts[i], ends[i]
-            if end - start > LONG:
-                many = np.empty(end - start, np.int32)
-                count = encode_chunk(model, vocabulary, text, start, end, kinds[i], many, ranks, products)
-                t = _emit(batch, out, state, piece, start, end, many, 0, count, model.widths, t)
-                continue
-            row = found[i]
-            if row < 0:
-                # New, unless it came twice in this group.
-                row = _look_up(table, firsts[i], seconds[i], tags[i], text, start)
-                if table.rows[row, 2] == 0:
-                    count = encode_chunk(model, vocabulary, text, start, end, kinds[i], symbols, ranks, products)
-                    keep(table, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
-            count = np.int64(table.rows[row, 2] >> np.uint64(48))
-            value = table.rows[row, 3]
-            if count <= 2:
-                symbols[0] = np.int32(value & np.uint64(0xFFFFFFFF))
-                symbols[1] = np.int32(value >> np.uint64(32))
-                t = _emit(batch, out, state, piece, start, end, symbols, 0, count, model.widths, t)
-            else:
-                t = _emit(batch, out, state, piece, start, end, table.ids, np.int64(value), count, model.widths, t)
+        # A long chunk, always the last of its group, is encoded each time.
+        long = n > 0 and group.kinds[n - 1] >= 0 and group.ends[n - 1] - group.starts[n - 1] > LONG
+        short = n - 1 if long else n
+        if _find(table.rows, table.bytes, text, group, short) > 0:
+            _add(model, vocabulary, table, text, group, short)
+        written = _emit(
+            table.rows, table.ids, group, short, saved[PIECE], state[TOTAL], matches, out.ids, t, out.piece_ends
+        )
+        if batch.has_spans:
+            state[SPAN] = _emit_masks(
+                table.rows,
+                group,
+                short,
+                saved[PIECE],
+                matches,
+                batch.spans,
+                state[SPAN],
+                model.widths,
+                out.ids,
+                out.mask,
+                t,
+                out.seams,
+            )
+        t = written
+        if long:
+            start, end = group.starts[n - 1], group.ends[n - 1]
+            symbols = np.empty(end - start, np.int32)
+            count = encode_chunk(
+                model.single,
+                model.widths,
+                model.merges,
+                vocabulary.rows,
+                vocabulary.bytes,
+                text,
+                start,
+                end,
+                group.kinds[n - 1],
+                symbols,
+                np.empty(0, np.uint64),
+            )
+            out.ids[t : t + count] = symbols[:count]
+            if batch.has_spans:
+                state[SPAN], straddling = _mask(
+                    batch.spans, state[SPAN], start, end, out.ids, count, model.widths, out.mask, t
+                )
+                out.seams[state[PIECE]] += straddling
+            t += count
         if done:
             return DONE, t, np.int64(0)
 
