@@ -18,10 +18,12 @@ from coverage_job.config import Job
 from coverage_job.corpus.reader import BadRecord
 from coverage_job.coverage import Weight, coverage_table, join_counts, judge, summarise
 from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
+from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
 from coverage_job.pipeline.plan import Plan, make_plan, open_engine
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
+from coverage_job.report.page import PageData, page
 from coverage_job.schemas import BAD_RECORDS, Stage
 from coverage_job.storage import RunWriter
 from coverage_job.tokenizer.load import load
@@ -55,18 +57,33 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         coverage = coverage_table(judged, action)
         needs = manifest(judged, action, job.coverage)
         summary = summarise(coverage, counted.histogram)
+    runs = earlier_runs(job.output, plan.tokenizer.sha256)
+    results = evaluate(job.checks, Facts(summary.to_pylist(), counted.corpora), baseline_among(runs))
+    checked = [r.to_dict() for r in results]
+    bad = _bad_table(counted.bad)
+    info = _run_info(plan, counted, summary, engine_text, steps)
     writer = RunWriter.create(job.output, directory)
+    name = writer.path.rstrip("/").rsplit("/", 1)[-1]
+    data = PageData(
+        name=name,
+        info=info,
+        coverage=coverage,
+        histogram=counted.histogram,
+        manifest=needs,
+        summary=summary,
+        checks=checked,
+        bad_records=bad,
+        history=[*trend(runs), {"run": name, "time": info["started"], **info["totals"]}],
+    )
     with steps.step("write"):
-        facts = Facts(summary.to_pylist(), counted.corpora)
-        results = evaluate(job.checks, facts, lambda name: _baseline(name, job.output))
         writer.write_table("histogram.parquet", counted.histogram)
         writer.write_table("coverage.parquet", coverage)
         writer.write_table("manifest.parquet", needs)
         writer.write_table("summary.parquet", summary)
         writer.write_json("summary.json", _summary_json(summary, counted.corpora))
-        writer.write_table("bad_records.parquet", _bad_table(counted.bad))
-        writer.write_json("checks.json", [r.to_dict() for r in results])
-        info = _run_info(plan, counted, engine_text, steps)
+        writer.write_table("bad_records.parquet", bad)
+        writer.write_json("checks.json", checked)
+        writer.write("report.html", page(data))
         writer.finish(info)
     printed = tables.run_report(info, coverage, summary, results, writer.path)
     return Result(writer.path, printed, any(r.verdict == "fail" for r in results))
@@ -113,22 +130,27 @@ def _bad_table(bad: Sequence[BadRecord]) -> pa.Table:
     return pa.Table.from_pylist(rows, BAD_RECORDS)
 
 
-def _baseline(name: str, output: str) -> Facts | None:
-    return None
-
-
-def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[str, Any]:
+def _run_info(plan: Plan, counted: Counted, summary: pa.Table, engine: str, steps: Steps) -> dict[str, Any]:
     return {
         "started": plan.started.isoformat(timespec="seconds"),
         "job": plan.job.model_dump(mode="json"),
         "engine": engine,
         "versions": _versions(),
         "tokenizer": {**asdict(plan.tokenizer), "matrix_rows": plan.rows},
+        "totals": _totals(summary),
         "corpora": counted.corpora,
         "audit": counted.audit,
         "peak_bytes": counted.peak_bytes,
         "seconds": steps.seconds,
     }
+
+
+def _totals(summary: pa.Table) -> dict[str, int]:
+    """The vocabulary's tallies as a whole."""
+    rows = [r for r in summary.to_pylist() if r["by"] == "kind"]
+    names = {"tokens": "tokens", "covered": "covered", "under": "flagged", "critical": "critical"}
+    names |= {"absent": "absent", "exempt": "exempt"}
+    return {label: sum(r[name] for r in rows) for name, label in names.items()}
 
 
 def _versions() -> dict[str, str]:
