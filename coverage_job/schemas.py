@@ -170,6 +170,7 @@ SUMMARY = pa.schema(
         pa.field("tokens", pa.int64(), nullable=False),
         pa.field("covered", pa.int64(), nullable=False),
         pa.field("under", pa.int64(), nullable=False),
+        pa.field("critical", pa.int64(), nullable=False),
         pa.field("absent", pa.int64(), nullable=False),
         pa.field("exempt", pa.int64(), nullable=False),
         pa.field("covered_rate", pa.float64()),
@@ -187,6 +188,69 @@ BAD_RECORDS = pa.schema(
         pa.field("position", pa.int64(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),
         pa.field("first_bytes", pa.binary(), nullable=False),
+    ]
+)
+
+
+# One row per row of the after checkpoint's matrix; null where a value is not defined or was not asked for.
+DRIFT = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("category", pa.string(), nullable=False),
+        *[
+            pa.field(f"{role}_{name}", type_)
+            for role in ("lm_head", "embedding")
+            for name, type_ in (
+                ("cosine", pa.float64()),
+                ("l2", pa.float64()),
+                ("relative_l2", pa.float64()),
+                ("norm_before", pa.float64()),
+                ("norm_after", pa.float64()),
+                ("rank", pa.int32()),
+                ("neighbours_before", pa.list_(pa.int32())),
+                ("neighbours_after", pa.list_(pa.int32())),
+                ("neighbour_overlap", pa.float64()),
+            )
+        ],
+        # Under-trained indicators of the after checkpoint's output rows, against the mean of unused rows.
+        pa.field("unused_cosine", pa.float64()),
+        pa.field("unused_l2", pa.float64()),
+        pa.field("unused_cosine_centred", pa.float64()),
+        pa.field("unused_cosine_without_first", pa.float64()),
+        pa.field("under_trained", pa.bool_()),
+    ]
+)
+
+# A dialogue of the repeat set, as trainers read it.
+REPEAT = pa.schema(
+    [
+        pa.field(
+            "messages",
+            pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])),
+            nullable=False,
+        )
+    ]
+)
+
+# A row of the repeat set by ids; labels are unshifted, -100 where no loss is taken.
+REPEAT_IDS = pa.schema(
+    [
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("labels", pa.list_(pa.int32()), nullable=False),
+    ]
+)
+
+# What each token was promised and what was counted in the files written; `how`: text | ids | none.
+REPEAT_PROOF = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("promised", pa.int64(), nullable=False),
+        pa.field("counted", pa.int64(), nullable=False),
+        pa.field("how", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
     ]
 )
 
