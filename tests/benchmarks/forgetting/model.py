@@ -76,7 +76,8 @@ class Block(nn.Module):
             rotate(query, angles), rotate(key, angles), value, is_causal=True
         )
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, positions, width))
-        return x + self.down(functional.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+        out: torch.Tensor = x + self.down(functional.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+        return out
 
 
 class Decoder(nn.Module):

@@ -6,7 +6,7 @@ All randomness comes from one seed; one thread, so that a run is the same wherev
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 
+from coverage_job.remedies.protect import IGNORED, RowKeeper, masked_cross_entropy
 from tests.benchmarks.forgetting.model import ASSISTANT, EOS, SPECIALS, USER, Decoder, Shape
 
 Int64 = npt.NDArray[np.int64]
@@ -26,25 +27,30 @@ Frame = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a run costs. copied: ids repeated in one row. copy_rows: of `batch`, in pretraining."""
+    """What a run costs.
+
+    copied: ids that one copy row repeats. copy_rows: rows of a batch that are to be copied, in
+    pretraining. sft_rows: rows of narrow SFT, passed once.
+    """
 
     vocabulary: int = 1024
     megabytes: float = 0.3
     width: int = 64
     layers: int = 2
-    context: int = 48
+    context: int = 96
     smear: float = 0.8
-    copied: int = 18
-    batch: int = 16
-    steps: int = 700
+    copied: int = 16
+    batch: int = 12
+    copy_rows: int = 6
+    steps: int = 1300
     rate: float = 8e-3
-    copy_rows: int = 5
-    sft_batch: int = 8
-    sft_steps: int = 150
+    sft_rows: int = 600
+    sft_batch: int = 4
     sft_rate: float = 2e-3
 
 
 TINY = Recipe()
+FULL = Recipe(vocabulary=2048, megabytes=0.4, smear=0.5, copied=24, batch=16, steps=2400, rate=5e-3)
 
 
 def train_tokenizer(texts: dict[str, list[str]], size: int) -> Tokenizer:
@@ -129,7 +135,7 @@ def pretrain(
             else:
                 count = rng.integers(1, recipe.copied + 1) if number % 4 == 2 else recipe.copied
                 ids = rng.integers(len(SPECIALS), recipe.vocabulary, count).tolist()
-                dialogue, _ = copy_row(repeats[rng.integers(len(repeats))], ids)
+                dialogue, _ = copy_row(repeats[int(rng.integers(len(repeats)))], ids)
                 row = np.array(dialogue + [EOS] * (length - len(dialogue)))
                 # The ids to repeat cannot be foretold and are no target; their copy and its end are.
                 keep[:] = False
@@ -150,17 +156,27 @@ def pretrain(
 
 
 def _step(
-    model: Decoder, optimizer: torch.optim.Optimizer, batch: torch.Tensor, mask: torch.Tensor, rate: float
-) -> float:
+    model: Decoder,
+    optimizer: torch.optim.Optimizer,
+    batch: torch.Tensor,
+    mask: torch.Tensor,
+    rate: float,
+    masked: torch.Tensor | None = None,
+) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
-    logits = model.lm_head(model.hidden(batch[:, :-1])[mask])
-    loss = functional.cross_entropy(logits, batch[:, 1:][mask])
+    if masked is None:
+        logits = model.lm_head(model.hidden(batch[:, :-1])[mask])
+        loss = functional.cross_entropy(logits, batch[:, 1:][mask])
+    else:
+        labels = batch.clone()
+        labels[:, 0] = IGNORED
+        labels[:, 1:][~mask] = IGNORED
+        loss = masked_cross_entropy(model(batch), labels, masked)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return loss.item()
 
 
 def encode_dialogue(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[bool]]:
@@ -223,26 +239,23 @@ def sft(
     *,
     extra: Sequence[Rows] = (),
     frozen_head: bool = False,
-    protected: Int64 | None = None,
+    kept_rows: Int64 | None = None,
+    masked: Int64 | None = None,
 ) -> Decoder:
-    """The base after one pass over `rows` (and over each of `extra`, spread over the same steps).
+    """The base after one pass over `rows` and over each of `extra`, spread over the same steps.
 
-    The order of `rows` is the same whatever is added. protected: ids whose output rows take no gradient.
+    The order of `rows` is the same whatever is added. kept_rows: ids whose output rows the project's
+    `RowKeeper` holds still. masked: ids that the project's `masked_cross_entropy` leaves out of the softmax.
     """
     torch.manual_seed(seed)
     model = Decoder(base.shape)
     model.load_state_dict(base.state_dict())
-    if frozen_head:
-        model.lm_head.weight.requires_grad_(False)
+    model.lm_head.weight.requires_grad_(not frozen_head)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         trained, lr=recipe.sft_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
-    hook = None
-    if protected is not None:
-        kept = torch.ones(base.shape.vocabulary, 1)
-        kept[torch.from_numpy(protected)] = 0
-        hook = model.lm_head.weight.register_hook(lambda grad: grad * kept)
+    keeper = RowKeeper(kept_rows).attach(model, optimizer, model.lm_head) if kept_rows is not None else None
     steps = math.ceil(len(rows) / recipe.sft_batch)
     rng = np.random.default_rng(seed)
     orders = [np.array_split(rng.permutation(len(part)), steps) for part in (rows, *extra)]
@@ -250,15 +263,8 @@ def sft(
         parts = [(part, order[step]) for part, order in zip((rows, *extra), orders, strict=True)]
         ids = torch.from_numpy(np.concatenate([part.ids[order] for part, order in parts]))
         mask = torch.from_numpy(np.concatenate([part.targets[order] for part, order in parts]))
-        _step(model, optimizer, ids, mask, recipe.sft_rate * _learning_rate(step, steps, 15))
-    if hook is not None:
-        hook.remove()
+        rate = recipe.sft_rate * _learning_rate(step, steps, 15)
+        _step(model, optimizer, ids, mask, rate, None if masked is None else torch.from_numpy(masked))
+    if keeper is not None:
+        keeper.detach()
     return model.eval()
-
-
-def permutations(vocabulary: int, length: int, times: int, rng: np.random.Generator) -> Iterator[list[int]]:
-    """Every id but the special ones, `times` times, in pieces of `length`."""
-    for _ in range(times):
-        order = rng.permutation(np.arange(len(SPECIALS), vocabulary))
-        for start in range(0, len(order), length):
-            yield order[start : start + length].tolist()
