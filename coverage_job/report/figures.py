@@ -160,18 +160,18 @@ def density(coverage: pl.DataFrame, measure: str, minimum: int) -> Chart | None:
     pre, post = (np.digitize(v, edges) for v, edges in ((x, [1, 10, 100, 1000, 10000]), (y, [1, 5, 20, 100])))
     return Chart(
         "Supervised against pre-training",
-        f"Darker is more tokens. {never:,} tokens stand in pre-training and are never asked for; "
+        f"Stronger is more tokens. {never:,} tokens stand in pre-training and are never asked for; "
         f"{frequent:,} occur there 1,000 times or more and lie under the minimum.",
         plot.svg(),
         ("pre-training", *[f"{name} {measure_words(measure).split(' in ')[0]}" for name in _POST_NAMES]),
         [
             [name, *[f"{int(((pre == i) & (post == j)).sum()):,}" for j in range(5)]]
-            for i, name in enumerate(("0", "1–9", "10–99", "100–999", "1,000–9,999", "10,000 and more"))
+            for i, name in enumerate(("0", "1–9", "10–99", "100–999", "1,000–9,999", "10,000+"))
         ],
     )
 
 
-_POST_NAMES = ("0", "1–4", "5–19", "20–99", "100 and more")
+_POST_NAMES = ("0", "1–4", "5–19", "20–99", "100+")
 
 
 def _bin(values: Floats) -> npt.NDArray[np.int64]:
@@ -233,12 +233,12 @@ def drift_by(coverage: pl.DataFrame, measure: str, by: str | None = None) -> lis
 def bucket_name(index: int) -> str:
     """
     >>> [bucket_name(i) for i in range(6)]
-    ['0', '1–4', '5–19', '20–99', '100–999', '1,000 and more']
+    ['0', '1–4', '5–19', '20–99', '100–999', '1,000+']
     """
     if index == 0:
         return "0"
     if index == len(BUCKETS) - 1:
-        return f"{BUCKETS[-1]:,} and more"
+        return f"{BUCKETS[-1]:,}+"
     return f"{BUCKETS[index]:,}–{BUCKETS[index + 1] - 1:,}"
 
 
