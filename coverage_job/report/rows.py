@@ -39,11 +39,16 @@ def pack(value: Any) -> str:
 
 def flagged(coverage: pl.DataFrame) -> pl.DataFrame:
     """The flagged rows in the page's order."""
+    return ordered(coverage.filter(pl.col("status").is_in(FLAGGED)))
+
+
+def ordered(coverage: pl.DataFrame) -> pl.DataFrame:
+    """Rows in the page's order."""
     severity = pl.col("status").replace_strict(
         {name: i for i, name in enumerate(FLAGGED)}, default=-1, return_dtype=pl.Int8
     )
-    order = [severity, pl.col("pretraining_occurrences"), pl.col("token_id")]
-    return coverage.filter(pl.col("status").is_in(FLAGGED)).sort(order, descending=[True, True, False])
+    keys = [severity, pl.col("pretraining_occurrences"), pl.col("token_id")]
+    return coverage.sort(keys, descending=[True, True, False])
 
 
 def coded(column: pl.Series) -> dict[str, Any]:

@@ -315,7 +315,7 @@ async function tokens() {
   // Ready before the first row is opened, without delaying the first view.
   setTimeout(() => {
     details();
-    table.search('');
+    table.search('', new Uint8Array(table.n));
   }, 300);
 }
 
