@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from coverage_job.config import Check
 
+_OF_CORPUS = ("tokens", "supervised_tokens", "documents", "bad_fraction", "mask_audit", "mixed_script_rate")
 Verdict = Literal["pass", "warn", "fail"]
 
 
@@ -94,14 +95,7 @@ def figure(check: Check, facts: Facts) -> float | None:
     """The figure that a check is about, or None where the run has none."""
     if check.metric.startswith("drift"):
         return _drift(check, facts.drift)
-    if check.metric in (
-        "tokens",
-        "supervised_tokens",
-        "documents",
-        "bad_fraction",
-        "mask_audit",
-        "mixed_script_rate",
-    ):
+    if check.metric in _OF_CORPUS:
         return _of_corpora(check, facts.corpora)
     return _of_tokens(check, facts.summary)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -36,14 +37,17 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a key of the job, such as coverage.minimum=10."
     ),
 ]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="auto, local (processes) or spark.",
-        click_type=click.Choice(["auto", "local", "spark"]),
-    ),
-]
+
+
+class EngineName(str, Enum):
+    """Where tasks run."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="auto, local (processes) or spark.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
@@ -76,7 +80,7 @@ def demo(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new fo
 @app.command()
 def run(
     job: JobArgument,
-    engine: EngineOption = "auto",
+    engine: EngineOption = EngineName.AUTO,
     output: Annotated[
         Optional[str],
         typer.Option(
@@ -107,7 +111,7 @@ def run(
     if dry_run:
         show(pipeline.preview(pipeline.make_plan(loaded, steps)))
         return
-    result = pipeline.run(loaded, engine, output, steps)
+    result = pipeline.run(loaded, engine.value, output, steps)
     show(result.printed)
     print(result.path)
     if gate and result.failed:

@@ -6,10 +6,10 @@ job -> plan -> counts (on an engine) -> coverage -> manifest -> the files of a r
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,22 +20,25 @@ from rich.console import RenderableType
 
 from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
-from coverage_job.config import Corpus, Job, RankFile
+from coverage_job.config import Corpus, Job
+from coverage_job.corpus.audit import MaskAudit, findings
 from coverage_job.corpus.plan import FileInfo, Split, list_files, make_splits
 from coverage_job.corpus.reader import BadRecord, PieceStats, locate
 from coverage_job.corpus.source import Source, resolve
-from coverage_job.counting.task import CountItem, CountSpec, count_split
+from coverage_job.corpus.template import TemplateSpec, load_template, token_texts
+from coverage_job.counting.kept_cuts import cuts_bytes
+from coverage_job.counting.task import CorpusSpec, CountSpec, count_split
 from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise
 from coverage_job.engines import Engine
 from coverage_job.engines.local import LocalEngine
-from coverage_job.errors import BadFileError, CorpusError, EngineError
+from coverage_job.errors import BadFileError, CorpusError, EngineError, JobError
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
-from coverage_job.schemas import BAD_RECORDS, COUNTS, HISTOGRAM, NEVER_FLAGGED, Reachability, Stage
-from coverage_job.storage import Run, RunWriter, read_bytes
-from coverage_job.tokenizer.load import TokenizerSpec, describe
-from coverage_job.tokenizer.vocabulary import raise_to_contextual, vocabulary_table
+from coverage_job.schemas import BAD_RECORDS, HISTOGRAM, Reachability, Stage
+from coverage_job.storage import RunWriter
+from coverage_job.tokenizer.load import TokenizerSpec, describe, load
+from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class CorpusPlan:
     files: list[FileInfo]
     source: Source
     splits: list[Split]
+    template: TemplateSpec | None
 
     @property
     def bytes(self) -> int:
@@ -63,6 +67,7 @@ class Plan:
     tokenizer: TokenizerSpec
     rows: int
     corpora: list[CorpusPlan]
+    started: datetime
 
 
 @dataclass(frozen=True)
@@ -116,25 +121,48 @@ def make_plan(job: Job, steps: Steps) -> Plan:
             files = list_files(corpus)
             source = resolve(corpus, job, files)
             splits = make_splits(corpus.name, files, source, job.engine.split_bytes)
-            corpora.append(CorpusPlan(corpus, files, source, splits))
-            steps.say(f"  {corpus.name}: {len(files)} files, {source.decided}")
+            template = None
+            if source.dialogues:
+                template = load_template(tokenizer.path, corpus.chat_template or job.chat_template)
+            corpora.append(CorpusPlan(corpus, files, source, splits, template))
+            how = f", template {template.source}" if template is not None else ""
+            steps.say(f"  {corpus.name}: {len(files)} files, {source.decided}{how}")
             for warning in source.warnings:
                 steps.say(f"  {corpus.name}: warning: {warning}")
-    return Plan(job, tokenizer, rows, corpora)
+    return Plan(job, tokenizer, rows, corpora, datetime.now(timezone.utc))
+
+
+def preview(plan: Plan) -> RenderableType:
+    """What a run would read."""
+    return tables.plan_report(
+        [
+            (c.corpus.name, c.corpus.stage.value, len(c.files), c.bytes, len(c.splits), c.source.decided)
+            for c in plan.corpora
+        ]
+    )
 
 
 def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Counted:
     """One pass over every corpus, on an engine. Raises CorpusError past the job's limits for bad input."""
+    options = plan.job.engine
+    with steps.step("cuts"):
+        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
     open_ids = _ids(vocabulary, [Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE])
-    specs = [_count_spec(plan, c, open_ids) for c in plan.corpora]
-    items = [CountItem(spec, split) for spec, c in zip(specs, plan.corpora, strict=True) for split in c.splits]
+    spec = CountSpec(
+        tokenizer=plan.tokenizer,
+        rows=plan.rows,
+        cuts=cuts,
+        cache_mib=options.cache_mib,
+        audit_every=options.audit_every,
+        corpora={c.corpus.name: _corpus_spec(c, plan, open_ids) for c in plan.corpora},
+    )
     # The longest tasks first, so that none is left over at the end.
-    items.sort(key=lambda item: -item.split.bytes)
-    with steps.step("count", f"count on {engine.describe()}", total=len(items), unit="splits") as step:
-        partial, texts = engine.count(count_split, items, step.advance)
+    splits = sorted((s for c in plan.corpora for s in c.splits), key=lambda s: -s.bytes)
+    with steps.step("count", f"count on {engine.describe()}", total=len(splits), unit="splits") as step:
+        partial_counts, texts = engine.count(partial(count_split, spec), splits, step.advance)
     reports = [orjson.loads(text) for text in texts]
-    if len(reports) != len(items):
-        raise EngineError(f"{len(items)} tasks were given out and {len(reports)} reported; run again")
+    if len(reports) != len(splits):
+        raise EngineError(f"{len(splits)} tasks were given out and {len(reports)} reported; run again")
     infos, bad = [], []
     for c in plan.corpora:
         info, bad_of_corpus = _corpus_info(c, plan.job, [r for r in reports if r["unit"] == c.corpus.name])
@@ -145,7 +173,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         for token_id, text in report["contexts"].items():
             contexts.setdefault(int(token_id), text)
     return Counted(
-        histogram=_histogram(partial, plan.corpora),
+        histogram=_histogram(partial_counts, plan.corpora),
         corpora=infos,
         contexts=contexts,
         bad=bad,
@@ -154,16 +182,40 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
     )
 
 
-def _count_spec(plan: Plan, c: CorpusPlan, open_ids: tuple[int, ...]) -> CountSpec:
-    return CountSpec(
-        tokenizer=plan.tokenizer,
+def _corpus_spec(c: CorpusPlan, plan: Plan, open_ids: tuple[int, ...]) -> CorpusSpec:
+    corpus = c.corpus
+    return CorpusSpec(
         source=c.source,
-        unit=c.corpus.name,
-        rows=plan.rows,
-        audit_every=plan.job.engine.audit_every,
         # A token corpus may hold ids that no text has; it proves nothing of them.
-        watched=() if c.source.shape == "tokens" else open_ids,
+        sought=() if c.source.shape == "tokens" else open_ids,
+        bos=_edge_id(corpus.add_bos, "bos_token", c, plan),
+        eos=_edge_id(corpus.add_eos, "eos_token", c, plan),
+        template=c.template,
+        train_end_of_turn=corpus.train_end_of_turn,
+        split_special_tokens=corpus.split_special_tokens,
+        now=plan.started,
+        max_length=corpus.max_length,
+        truncation_side=corpus.truncation_side,
     )
+
+
+def _edge_id(wanted: bool | str, name: str, c: CorpusPlan, plan: Plan) -> int | None:
+    """The id that the trainer puts before or after each document of a text corpus."""
+    if wanted is False:
+        return None
+    key = f"add_{name[:3]}"
+    if c.source.shape != "text":
+        raise JobError(f"corpus {c.corpus.name}: {key} is for text corpora; a chat template writes its own")
+    text = wanted if isinstance(wanted, str) else token_texts(plan.tokenizer.path).get(name)
+    if text is None:
+        raise JobError(
+            f"corpus {c.corpus.name}: {key} is set and the tokenizer's folder names no {name}; "
+            f'write the token: {key}: "<s>"'
+        )
+    token_id = load(plan.tokenizer).token_to_id(text)
+    if token_id is None:
+        raise JobError(f"corpus {c.corpus.name}: {key}: the tokenizer has no token {text!r}")
+    return int(token_id)
 
 
 def _ids(vocabulary: pa.Table, reachabilities: Iterable[Reachability]) -> tuple[int, ...]:
@@ -172,7 +224,9 @@ def _ids(vocabulary: pa.Table, reachabilities: Iterable[Reachability]) -> tuple[
     return tuple(frame.filter(pl.col("reachability").is_in(wanted))["token_id"].to_list())
 
 
-def _corpus_info(c: CorpusPlan, job: Job, reports: list[dict[str, Any]]) -> tuple[dict[str, Any], list[BadRecord]]:
+def _corpus_info(
+    c: CorpusPlan, job: Job, reports: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[BadRecord]]:
     """A corpus' entry in `run.json` and its located bad records. Raises past the job's limits."""
     policy = job.policy(c.corpus)
     name = c.corpus.name
@@ -212,6 +266,12 @@ def _corpus_info(c: CorpusPlan, job: Job, reports: list[dict[str, Any]]) -> tupl
         "seconds": round(sum(r["seconds"] for r in reports), 3),
         "warnings": list(c.source.warnings),
     }
+    if c.corpus.stage is Stage.POSTTRAINING:
+        audit = MaskAudit()
+        for report in reports:
+            audit = audit.merge(MaskAudit.from_dict(report["mask_audit"]))
+        info["mask_audit"] = audit.to_dict()
+        info["mask_findings"] = [asdict(f) for f in findings(audit)]
     return info, locate(bad, [stats for stats, _ in pieces])
 
 
@@ -224,12 +284,12 @@ def _sum_audits(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def _histogram(partial: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
+def _histogram(counts: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
     """Counts by unit as schema HISTOGRAM, in the job's order of corpora."""
     order = {c.corpus.name: i for i, c in enumerate(corpora)}
     stage = {c.corpus.name: c.corpus.stage.value for c in corpora}
     frame = (
-        pl.DataFrame(partial)
+        pl.DataFrame(counts)
         .rename({"unit": "corpus"})
         .with_columns(pl.col("corpus").replace_strict(stage, return_dtype=pl.String).alias("stage"))
         .sort(pl.col("corpus").replace_strict(order, return_dtype=pl.Int32), "language", "group", "token_id")
@@ -239,16 +299,17 @@ def _histogram(partial: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
 
 def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """The main job: counts, coverage, manifest, summaries, checks, all in a new run directory."""
-    started = datetime.now(timezone.utc)
     plan = make_plan(job, steps)
     with steps.step("vocabulary"):
-        vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
+        vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
     with open_engine(engine_name, job) as engine:
         counted = count(plan, vocabulary, engine, steps)
         engine_text = engine.describe()
     with steps.step("cover"):
-        vocabulary = _raise_seen(vocabulary, counted)
-        judged = judge(join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, ())
+        vocabulary = _raise_seen(vocabulary, counted, plan)
+        judged = judge(
+            join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, _template_ids(plan)
+        )
         action = actions(judged, job.remedies)
         coverage = coverage_table(judged, action)
         needs = manifest(judged, action, job.coverage)
@@ -264,10 +325,23 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         writer.write_json("summary.json", _summary_json(summary, counted.corpora))
         writer.write_table("bad_records.parquet", _bad_table(counted.bad))
         writer.write_json("checks.json", [r.to_dict() for r in results])
-        info = _run_info(plan, counted, engine_text, started, steps)
+        info = _run_info(plan, counted, engine_text, steps)
         writer.finish(info)
     printed = tables.run_report(info, coverage, summary, results, writer.path)
     return Result(writer.path, printed, any(r.verdict == "fail" for r in results))
+
+
+def _template_ids(plan: Plan) -> set[int]:
+    """The special tokens that the chat templates write, by their text or by a variable that names them."""
+    special = {t.content: i for i, t in load(plan.tokenizer).get_added_tokens_decoder().items() if t.special}
+    found = set()
+    for c in plan.corpora:
+        if c.template is None:
+            continue
+        source = c.template.text + (c.template.tools_text or "")
+        named = [text for variable, text in c.template.tokens if variable in source]
+        found |= {i for text, i in special.items() if text in source or text in named}
+    return found
 
 
 def _weights(job: Job) -> list[Weight]:
@@ -276,9 +350,14 @@ def _weights(job: Job) -> list[Weight]:
     ]
 
 
-def _raise_seen(vocabulary: pa.Table, counted: Counted) -> pa.Table:
+def _raise_seen(vocabulary: pa.Table, counted: Counted, plan: Plan) -> pa.Table:
     """What a text corpus holds can be reached: such tokens become contextual, with the text found."""
-    return raise_to_contextual(vocabulary, counted.contexts)
+    texts = [c.corpus.name for c in plan.corpora if c.source.shape != "tokens"]
+    seen = pl.DataFrame(counted.histogram).filter(pl.col("corpus").is_in(texts))["token_id"].unique()
+    open_ids = _ids(vocabulary, [Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE])
+    return raise_contextual(
+        vocabulary, {i: counted.contexts.get(i) for i in sorted(set(open_ids) & set(seen.to_list()))}
+    )
 
 
 def _summary_json(summary: pa.Table, corpora: list[dict[str, Any]]) -> dict[str, Any]:
@@ -297,11 +376,9 @@ def _baseline(name: str, output: str) -> Facts | None:
     return None
 
 
-def _run_info(
-    plan: Plan, counted: Counted, engine: str, started: datetime, steps: Steps
-) -> dict[str, Any]:
+def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[str, Any]:
     return {
-        "started": started.isoformat(timespec="seconds"),
+        "started": plan.started.isoformat(timespec="seconds"),
         "job": plan.job.model_dump(mode="json"),
         "engine": engine,
         "versions": _versions(),
