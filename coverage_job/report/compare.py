@@ -62,7 +62,7 @@ def compare(a: PageData, b: PageData) -> bytes:
 
 def _totals(before: pl.DataFrame, after: pl.DataFrame) -> list[tuple[str, int, int]]:
     return [
-        (status, *(int((f["status"] == status).sum()) for f in (before, after)))
+        (status, int((before["status"] == status).sum()), int((after["status"] == status).sum()))
         for status in ("absent", "critical", "low", "covered", "exempt")
     ]
 

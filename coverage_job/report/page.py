@@ -145,11 +145,20 @@ def _verdicts(checks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {v: sum(c["verdict"] == v for c in checks) for v in ("fail", "warn", "pass")}
 
 
-def _audits(corpora: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """The mask audits of all corpora as one table: names of the counts, and each corpus' counts."""
-    audited = [(c["name"], c["mask_audit"]) for c in corpora if c.get("mask_audit")]
-    names = list(dict.fromkeys(n for _, audit in audited for n, v in audit.items() if isinstance(v, int)))
-    return names, [(corpus, [audit.get(n) for n in names]) for corpus, audit in audited]
+def _audits(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mask audits as one table: a row per count that is not 0 everywhere, a column per corpus.
+
+    findings: (corpus, finding) of all corpora, those that warn first.
+    """
+    audited = [c for c in corpora if c.get("mask_audit")]
+    names = dict.fromkeys(n for c in audited for n, v in c["mask_audit"].items() if isinstance(v, int))
+    counts = [(name, [c["mask_audit"].get(name, 0) for c in audited]) for name in names]
+    found = [(c["name"], f) for c in audited for f in c.get("mask_findings", ())]
+    return {
+        "corpora": [c["name"] for c in audited],
+        "counts": [(name, values) for name, values in counts if any(values)],
+        "findings": sorted(found, key=lambda pair: not pair[1]["warns"]),
+    }
 
 
 @cache
