@@ -102,16 +102,18 @@ def run(
 
       coverage-job run job.yaml --engine local --set engine.workers=8 --set coverage.minimum=10
     """
-    from coverage_job import pipeline
     from coverage_job.config import load_job
+    from coverage_job.pipeline import plan
+    from coverage_job.pipeline.run import run as run_job
     from coverage_job.report.tables import show
 
     steps = Steps(quiet)
     loaded = load_job(job, tuple(settings or ()))
     if dry_run:
-        show(pipeline.preview(pipeline.make_plan(loaded, steps)))
+        with plan.open_engine(engine.value, loaded) as opened:
+            show(plan.preview(plan.make_plan(loaded, opened, steps)))
         return
-    result = pipeline.run(loaded, engine.value, output, steps)
+    result = run_job(loaded, engine.value, output, steps)
     show(result.printed)
     print(result.path)
     if gate and result.failed:
