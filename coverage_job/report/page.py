@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from coverage_job import __version__
 from coverage_job.coverage import measure_column
-from coverage_job.report import figures, rows
+from coverage_job.report import figures, rows, tables
 from coverage_job.report.visible import visible, visible_bytes
 from coverage_job.storage import Run, dump_json, join, write_bytes
 
@@ -91,7 +91,7 @@ def page(data: PageData) -> bytes:
         "page.html",
         title=f"Token coverage · {data.name}",
         name=data.name,
-        info=data.info,
+        started=data.info.get("started"),
         options=options,
         measure=measure,
         verdicts=_verdicts(data.checks),
@@ -170,10 +170,6 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _share(part: float, total: float) -> str:
-    return f"{100 * part / total:.1f} %" if total else "–"
-
-
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -184,14 +180,14 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        whole=lambda n: "–" if n is None else f"{n:,.0f}",
+        whole=lambda n: "–" if n is None else tables.whole(n),
         cosine=lambda n: "–" if n is None else f"{n:.4f}",
         percent=lambda n: "–" if n is None else f"{100 * n:.1f} %",
         words=lambda name: str(name).replace("_", " "),
         visible=visible,
         visible_bytes=visible_bytes,
     )
-    environment.globals.update(share=_share, version=__version__)
+    environment.globals.update(share=tables.share, version=__version__)
     return environment
 
 
