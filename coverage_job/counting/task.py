@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from coverage_job.corpus.audit import MaskAudit
 from coverage_job.corpus.documents import TextBatch, TokenBatch, insert_ids
 from coverage_job.corpus.plan import Split
-from coverage_job.corpus.reader import BadRecord, PieceReader, PieceStats, Reader
+from coverage_job.corpus.reader import PieceReader, Reader
 from coverage_job.corpus.source import Source
 from coverage_job.corpus.template import TemplateSpec
 from coverage_job.corpus.templated import TemplateRenderer, template_renderer
@@ -33,6 +33,7 @@ from coverage_job.counting.histogram import Histogram
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
 from coverage_job.counting.supervision import Watched, audit_tokens, truncate
+from coverage_job.counting.tally import PieceReport
 from coverage_job.errors import BadFileError, EngineError
 from coverage_job.schemas import PARTIAL
 from coverage_job.tokenizer.load import TokenizerSpec, load
@@ -84,19 +85,14 @@ class CountSpec:
 class TaskReport:
     """What a task says of itself, beside its counts.
 
-    pieces: per piece what was read, and the error that ended it ('' where it ended well).
     early: whether counts of a piece were handed over before its end (a huge piece of many groups).
     recounted: whether the audit found a difference, so that the reference counted.
     """
 
     unit: str
     split: int
-    pieces: list[tuple[PieceStats, str]] = field(default_factory=list)
-    bad: list[BadRecord] = field(default_factory=list)
-    tokens: int = 0
-    supervised_tokens: int = 0
+    pieces: list[PieceReport] = field(default_factory=list)
     audit: dict[str, Any] = field(default_factory=dict)
-    mask_audit: dict[str, Any] = field(default_factory=dict)
     contexts: dict[int, str] = field(default_factory=dict)
     kernel: dict[str, float] = field(default_factory=dict)
     early: bool = False
@@ -209,7 +205,6 @@ class _Counter:
         self._templated = _templated(own, tokenizer)
         self.reader = Reader(own.source, renderer=self._templated, rows=spec.rows)
         self._watched = _watched(self._templated, tokenizer)
-        self._mask_audit = MaskAudit()
         self._kernel = kernel
         self._reference = ReferenceKernel(tokenizer)
         self._histogram = Histogram(spec.rows)
@@ -221,7 +216,7 @@ class _Counter:
         report = self.report
         before = _kernel_figures(self._kernel)
         for piece in pieces:
-            error = ""
+            entry = PieceReport(piece.stats)
             try:
                 for batch in piece.batches():
                     self._add(batch)
@@ -229,15 +224,14 @@ class _Counter:
                         report.early = True
                         self._histogram.keep()
                         yield from _counts(self._histogram, report.unit, self.reader)
-                self._keep()
+                self._keep(entry)
             except BadFileError as fault:
                 self._drop()
-                error = str(fault)
-            report.pieces.append((piece.stats, error))
-            report.bad += piece.bad
+                entry.error = str(fault)
+            entry.bad = piece.bad
+            report.pieces.append(entry)
         yield from _counts(self._histogram, report.unit, self.reader)
         report.audit = asdict(self.audit)
-        report.mask_audit = self._mask_audit.to_dict()
         report.contexts = self._contexts.found
         report.kernel = {k: v - before.get(k, 0) for k, v in _kernel_figures(self._kernel).items()}
         report.seconds = time.perf_counter() - start
@@ -259,17 +253,16 @@ class _Counter:
         if own.max_length is not None:
             encoded, cut, answer_cut = truncate(encoded, own.max_length, own.truncation_side)
         if not own.source.pretraining:
-            audit_tokens(self._open_mask_audit, encoded, self._watched, cut, answer_cut)
+            audit_tokens(self._mask_audit, encoded, self._watched, cut, answer_cut)
         self._histogram.add(encoded)
         supervised = len(encoded.ids) if encoded.supervised is None else int(encoded.supervised.sum())
         self._tokens += (len(encoded.ids), supervised)
 
-    def _keep(self) -> None:
+    def _keep(self, entry: PieceReport) -> None:
         self._histogram.keep()
-        tokens, supervised = self._tokens.tolist()
-        self.report.tokens += tokens
-        self.report.supervised_tokens += supervised
-        self._mask_audit = self._mask_audit.merge(self._open_mask_audit)
+        entry.tokens, entry.supervised_tokens = self._tokens.tolist()
+        if not self._own.source.pretraining:
+            entry.mask_audit = self._mask_audit.to_dict()
         self._begin()
 
     def _drop(self) -> None:
@@ -279,9 +272,9 @@ class _Counter:
     def _begin(self) -> None:
         self._tokens = np.zeros(2, np.int64)
         # What rendering finds and what the tokens show go into one audit.
-        self._open_mask_audit = MaskAudit()
+        self._mask_audit = MaskAudit()
         if self._templated is not None:
-            self._templated.audit = self._open_mask_audit
+            self._templated.audit = self._mask_audit
 
 
 def _templated(own: CorpusSpec, tokenizer: Tokenizer) -> TemplateRenderer | None:
