@@ -234,7 +234,7 @@ def _check_limits(c: CorpusPlan, tally: Tally, job: Job) -> None:
 
 def _corpus_info(c: CorpusPlan, tally: Tally, reused: int) -> dict[str, Any]:
     """A corpus' entry in `run.json`."""
-    info = {
+    info: dict[str, Any] = {
         "name": c.corpus.name,
         "stage": c.corpus.stage.value,
         "read_as": c.source.decided,
