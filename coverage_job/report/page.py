@@ -92,7 +92,7 @@ def page(data: PageData) -> bytes:
         "page.html",
         title=f"Token coverage · {data.name}",
         name=data.name,
-        started=data.info.get("started"),
+        started=str(data.info.get("started", ""))[:16].replace("T", " "),
         options=options,
         measure=measure,
         verdicts=_verdicts(data.checks),
