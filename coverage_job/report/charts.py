@@ -75,7 +75,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Series:
-    """A line. style: a class of the page's sheet that sets colour and dash. titles: of marks on the points."""
+    """A line. style: a class of the page's sheet for colour and dash. titles: of marks on the points."""
 
     style: str
     points: Sequence[tuple[float, float]]
