@@ -15,6 +15,7 @@ was interrupted goes on from its parts.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,15 @@ def options_key(options: Mapping[str, Any]) -> str:
     """32 hex digits of everything that changes a count."""
     text = orjson.dumps({"format": FORMAT, **options}, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(text).hexdigest()[:32]
+
+
+def folder_name(corpus: str) -> str:
+    """A corpus' name as part of a path.
+
+    >>> folder_name("web / 2026")
+    'web___2026'
+    """
+    return re.sub(r"[^A-Za-z0-9.-]", "_", corpus)
 
 
 def set_key(keys: Iterable[str]) -> str:
