@@ -26,6 +26,7 @@ from coverage_job.counting.store import (
     folder_name,
     load_kept,
     options_key,
+    resume,
     write_snapshot,
 )
 from coverage_job.counting.tally import PieceReport, Tally
@@ -115,10 +116,10 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
     for c in plan.corpora:
         name = c.corpus.name
         own_reports = sorted((r for r in reports if r["unit"] == name), key=lambda r: int(r["split"]))
-        tally = _tally(own_reports)
+        own = stored[name]
+        tally = _tally(own_reports, own.kept.pieces)
         own_contexts = {int(i): text for r in own_reports for i, text in r["contexts"].items()}
         own_counts = counts.filter(pc.equal(counts["unit"], name))
-        own = stored[name]
         if own.folder is not None:
             own_counts = sum_counts([own_counts, *own.kept.counts], name)
             tally.merge(own.kept.tally)
@@ -164,7 +165,7 @@ def _stored(c: CorpusPlan, plan: Plan, steps: Steps) -> _Stored:
         steps.say(f"  warning: {line}; counted again")
     left = [info for info in c.files if info.path not in kept.files]
     steps.say(f"  {c.corpus.name}: {len(kept.files)} files are in the store, {len(left)} are left to count")
-    splits = make_splits(c.corpus.name, left, c.source, job.engine.split_bytes)
+    splits = resume(kept, make_splits(c.corpus.name, left, c.source, job.engine.split_bytes), keys)
     return _Stored(folder, keys, kept, splits, StoreSpec(folder, {i.path: keys[i.path] for i in left}))
 
 
@@ -204,10 +205,9 @@ def _pass(
     return counts, [orjson.loads(text) for text in texts]
 
 
-def _tally(reports: Iterable[dict[str, Any]]) -> Tally:
+def _tally(reports: Sequence[dict[str, Any]], kept: Sequence[PieceReport]) -> Tally:
     tally = Tally()
-    reports = list(reports)
-    tally.add(PieceReport.from_dict(piece) for r in reports for piece in r["pieces"])
+    tally.add([*kept, *(PieceReport.from_dict(piece) for r in reports for piece in r["pieces"])])
     tally.seconds = sum(r["seconds"] for r in reports)
     return tally
 
