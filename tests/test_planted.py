@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coverage_job import pipeline
 from coverage_job.config import parse_job
+from coverage_job.pipeline.run import run as run_job
 from coverage_job.progress import Steps
 from coverage_job.schemas import COUNTS, COVERAGE_COUNTS
 from coverage_job.storage import Run
@@ -63,7 +63,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 def run(planted: tuple[Path, dict[str, Any]], output: Path, *overrides: str) -> Run:
     folder, tree = planted
     job = parse_job(tree, base=folder, overrides=overrides)
-    return Run(pipeline.run(job, "local", str(output / "run"), Steps(quiet=True)).path)
+    return Run(run_job(job, "local", str(output / "run"), Steps(quiet=True)).path)
 
 
 def test_histogram(planted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
