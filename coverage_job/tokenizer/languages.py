@@ -174,7 +174,8 @@ def language_of(text: str) -> tuple[str, str, str]:
 def _han(text: str) -> tuple[str, str]:
     """Language and rule of Chinese characters without kana, by the national character sets that hold them.
 
-    GB 2312 holds the simplified forms, Big5 the traditional ones, JIS X 0208 the Japanese ones.
+    GB 2312 holds the simplified forms, Big5 the traditional ones, JIS X 0208 the Japanese ones; its second
+    level (rows 48 and on) has forms that Japanese gave up, and is no evidence against Chinese.
     """
     han = "".join(c for c in text if not c.isascii() and c.isalpha())
     simplified, traditional, japanese = (_holds(name, han) for name in ("gb2312", "big5", "shift_jis"))
@@ -183,7 +184,8 @@ def _han(text: str) -> tuple[str, str]:
             return "zh", "han_simplified_or_japanese" if japanese else "han_simplified"
         return "zh", "han_shared"
     if traditional:
-        return "zh-Hant", "han_traditional_or_japanese" if japanese else "han_traditional"
+        modern = japanese and all(row < 0xA0 + 48 for row in han.encode("euc_jp")[::2])
+        return "zh-Hant", "han_traditional_or_japanese" if modern else "han_traditional"
     return ("ja", "han_japanese") if japanese else ("zh", "han_default")
 
 

@@ -61,7 +61,7 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
         ("働", "ja", "han_japanese"),
         ("维护", "zh", "han_simplified"),
         ("我們", "zh-Hant", "han_traditional"),
-        ("雖然", "zh-Hant", "han_traditional_or_japanese"),
+        ("教師", "zh-Hant", "han_traditional_or_japanese"),
         ("国", "zh", "han_simplified_or_japanese"),
         ("人", "zh", "han_shared"),
         (" їжа", "uk", "letters_uk"),
