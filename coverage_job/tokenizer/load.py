@@ -162,6 +162,8 @@ def _build(path: str, format_: str, data: bytes, rank_file: RankFile | None) -> 
     # Files may carry the padding and truncation of the task they were last used for.
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    # Without added special tokens a post-processor does one thing: it may trim white space off offsets.
+    tokenizer.post_processor = None
     if not tokenizer.get_vocab_size():
         raise TokenizerError(f"tokenizer {path}: its vocabulary is empty")
     return tokenizer

@@ -102,7 +102,7 @@ def vocabulary_table(
     return pa.table(columns | {name: named[name].to_arrow() for name in named.columns}).cast(VOCABULARY)
 
 
-def raise_contextual(table: pa.Table, contexts: Mapping[int, str]) -> pa.Table:
+def raise_contextual(table: pa.Table, contexts: Mapping[int, str | None]) -> pa.Table:
     """The table with ids that a corpus was seen to contain as `contextual`.
 
     contexts: id -> a text whose encoding has it. Only ids that no text was known for are changed.

@@ -1,0 +1,318 @@
+"""Batches of text to ids, exactly the reference's, at the speed of looking chunks up."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from coverage_job.corpus.documents import Int32, Int64, TextBatch, TokenBatch, UInt8
+from coverage_job.counting import added, scan, split, table
+from coverage_job.counting.bpe import index_merges
+from coverage_job.counting.cuts import Cuts
+from coverage_job.counting.reference import ReferenceKernel
+
+_MIB = 1 << 20
+_ROW_BYTES = 32
+_FIRST_ROWS = 1 << 15
+# Shares of the table's memory: rows, bytes of longer chunks, ids of chunks with more than two.
+_LEAST_BYTES = scan.GROUP * table.LONG
+
+
+class _Cache:
+    """The table of chunks, which grows up to a limit and then begins anew; counts never depend on it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self.dropped = 0
+        self.table: table.Table = _empty_table(_FIRST_ROWS, _LEAST_BYTES, _LEAST_BYTES)
+
+    def make_room(self, ids_needed: int) -> None:
+        """Double what is full; where that would pass the limit, drop all chunks."""
+        rows, data, ids, used = self.table
+        n_rows, n_bytes, n_ids = len(rows), len(data), len(ids)
+        if 2 * (int(used[0]) + scan.GROUP) > n_rows:
+            n_rows *= 2
+        if int(used[1]) + _LEAST_BYTES > n_bytes:
+            n_bytes *= 2
+        if int(used[2]) + max(ids_needed, _LEAST_BYTES) > n_ids:
+            n_ids *= 2
+        if n_rows * _ROW_BYTES + n_bytes + 4 * n_ids > self._limit:
+            self.dropped += 1
+            # As large as it was: a corpus that filled it once will again.
+            rows[:] = 0
+            used[:] = 0
+            return
+        if n_bytes > len(data):
+            data = np.concatenate([data, np.empty(n_bytes - len(data), np.uint8)])
+        if n_ids > len(ids):
+            ids = np.concatenate([ids, np.empty(n_ids - len(ids), np.int32)])
+        bigger = table.Table(rows, data, ids, used)
+        if n_rows > len(rows):
+            bigger = table.Table(np.zeros((n_rows, 4), np.uint64), data, ids, used)
+            table.regrow(self.table, bigger)
+        self.table = bigger
+
+
+def _empty_table(rows: int, data: int, ids: int) -> table.Table:
+    return table.Table(
+        np.zeros((rows, 4), np.uint64), np.empty(data, np.uint8), np.empty(ids, np.int32), np.zeros(3, np.int64)
+    )
+
+
+@dataclass
+class Counters:
+    """What a kernel did. reference_bytes: bytes that took the reference path, by reason."""
+
+    bytes: int = 0
+    reference_bytes: Counter[str] = None  # type: ignore[assignment]
+    compile_seconds: float = 0.0
+    tables_dropped: int = 0
+
+    def __post_init__(self) -> None:
+        if self.reference_bytes is None:
+            self.reference_bytes = Counter()
+
+
+class FastKernel:
+    """Encodes batches of text; what has no fast and exact path goes to the reference.
+
+    cache_mib: limit of the table of chunks, in MiB.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, cuts: Cuts, cache_mib: int = 256) -> None:
+        self._tokenizer = tokenizer
+        self._reference = ReferenceKernel(tokenizer)
+        self._reason = cuts.reason
+        self.counters = Counters()
+        if cuts.reason:
+            return
+        start = time.perf_counter()
+        self._arrays = cuts.arrays
+        self._normal_form = cuts.facts["normal_form"]
+        self._model = _model(cuts)
+        self._vocabulary = _vocabulary(cuts)
+        self._cache = _Cache(cache_mib * _MIB)
+        self._group = scan.new_group()
+        # Compiling, or loading what was compiled, is paid here and not by the first batch.
+        self.encode(_warm_up(False))
+        self.encode(_warm_up(True))
+        self.counters = Counters(compile_seconds=time.perf_counter() - start)
+
+    def encode(self, batch: TextBatch) -> TokenBatch:
+        """The ids of every document, as ReferenceKernel gives them."""
+        self.counters.bytes += len(batch.text)
+        if self._reason:
+            self.counters.reference_bytes[self._reason] += len(batch.text)
+            return self._reference.encode(batch)
+        n_pieces = len(batch.pieces) - 1
+        skip = np.zeros(n_pieces, np.uint8)
+        prepared = batch
+        matches = self._added(batch)
+        flagged = matches[:, 2] == -2
+        if flagged.any():
+            self._leave(
+                batch, skip, np.unique(matches[flagged, 3]), "an added token that takes white space or words"
+            )
+        if batch.plain is not None:
+            at = np.searchsorted(batch.pieces, batch.plain[:, 0], side="right") - 1
+            self._leave(batch, skip, np.unique(at), "special-token text in messages")
+        if self._normal_form:
+            prepared, matches = self._normalized(batch, matches, skip)
+        ids, mask, ends, seams = self._run(prepared, matches, skip)
+        if skip.any():
+            ids, mask, ends, seams = self._with_reference(batch, skip, ids, mask, ends, seams)
+        ends = np.concatenate([[0], ends])
+        sums = np.concatenate([[0], np.cumsum(seams, dtype=np.int64)])[batch.documents]
+        return TokenBatch(
+            ids=ids,
+            documents=ends[batch.documents],
+            supervised=mask if batch.spans is not None else None,
+            seams=np.diff(sums).astype(np.int32) if batch.spans is not None else None,
+            keys=batch.keys,
+        )
+
+    def _leave(self, batch: TextBatch, skip: UInt8, pieces: Int64, reason: str) -> None:
+        """Leave pieces to the reference."""
+        skip[pieces] = 1
+        sizes = batch.pieces[pieces + 1] - batch.pieces[pieces]
+        self.counters.reference_bytes[reason] += int(sizes.sum())
+
+    def _added(self, batch: TextBatch) -> Int64:
+        arrays = self._arrays
+        room = 1024
+        while True:
+            matches = np.empty((room, 4), np.int64)
+            n = added.find_added(
+                batch.text,
+                batch.pieces,
+                arrays["raw_nodes"],
+                arrays["raw_first"],
+                arrays["normal_nodes"],
+                arrays["normal_first"],
+                matches,
+            )
+            if n <= room:
+                return matches[:n]
+            room = n
+
+    def _normalized(self, batch: TextBatch, matches: Int64, skip: UInt8) -> tuple[TextBatch, Int64]:
+        """The batch with its texts in normal form, and its added tokens.
+
+        Only pieces with a character that leaves it open are looked at. One that changes is replaced where no span
+        needs its places in the original; its added tokens must be the same, in the same order.
+        """
+        open_pieces = np.flatnonzero(added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip)
+        changed: dict[int, bytes] = {}
+        normalize = self._tokenizer.normalizer.normalize_str
+        blob = batch.text.data
+        for piece in open_pieces.tolist():
+            first, last = np.searchsorted(matches[:, 3], [piece, piece + 1])
+            at, stop = int(batch.pieces[piece]), int(batch.pieces[piece + 1])
+            parts, same = [], True
+            for start, end in [*matches[first:last, :2].tolist(), [stop, stop]]:
+                text = str(blob[at:start], "utf-8")
+                normal = normalize(text)
+                same = same and normal == text
+                parts += [normal.encode(), bytes(blob[start:end])]
+                at = end
+            if not same:
+                changed[piece] = b"".join(parts)
+        if not changed:
+            return batch, matches
+        which = np.array(sorted(changed))
+        if batch.spans is not None:
+            self._leave(batch, skip, which, "text with spans that is not in normal form")
+            return batch, matches
+        texts, sizes, at = [], np.diff(batch.pieces), 0
+        for piece, data in sorted(changed.items()):
+            texts += [bytes(blob[at : int(batch.pieces[piece])]), data]
+            at = int(batch.pieces[piece + 1])
+            sizes[piece] = len(data)
+        texts.append(bytes(blob[at:]))
+        pieces = np.concatenate([batch.pieces[:1], batch.pieces[0] + np.cumsum(sizes)])
+        prepared = replace(batch, text=np.frombuffer(b"".join(texts), np.uint8), pieces=pieces)
+        found = self._added(prepared)
+        was = np.isin(matches[:, 3], which)
+        now = np.isin(found[:, 3], which)
+        if was.any() or now.any():
+            # Normalizing may make or unmake the text of an added token; the reference decides.
+            differ = which[
+                [
+                    not np.array_equal(matches[matches[:, 3] == w, 2], found[found[:, 3] == w, 2])
+                    for w in which
+                ]
+            ]
+            self._leave(batch, skip, differ, "an added token whose text depends on normalizing")
+        return prepared, found
+
+    def _run(self, batch: TextBatch, matches: Int64, skip: UInt8) -> tuple[Int32, UInt8, Int64, Int32]:
+        n_pieces = len(batch.pieces) - 1
+        has_spans = batch.spans is not None
+        spans = batch.spans if batch.spans is not None else np.empty((0, 2), np.int64)
+        source = scan.Batch(batch.text, batch.pieces, skip, matches, np.ascontiguousarray(spans), has_spans)
+        state = np.zeros(scan.STATE_SIZE, np.int64)
+        state[[scan.AT, scan.SEGMENT_END, scan.TOKEN_START, scan.TOKEN_END]] = batch.pieces[0]
+        piece_ends, seams = np.zeros(n_pieces, np.int64), np.zeros(n_pieces, np.int32)
+        ids: list[Int32] = []
+        masks: list[UInt8] = []
+        room = len(batch.text) // 3 + 4 * scan.GROUP
+        while True:
+            out_ids = np.empty(room, np.int32)
+            out_mask = np.empty(room if has_spans else 0, np.uint8)
+            out = scan.Output(out_ids, out_mask, piece_ends, seams)
+            why, n, needed = scan.run(
+                self._model, self._vocabulary, self._cache.table, source, state, self._group, out
+            )
+            if n:
+                ids.append(out_ids[:n])
+                masks.append(out_mask[:n])
+            state[scan.TOTAL] += n
+            if why == scan.DONE:
+                break
+            if why == scan.TABLE_FULL:
+                self._cache.make_room(needed)
+                self.counters.tables_dropped = self._cache.dropped
+            left = len(batch.text) - int(state[scan.AT])
+            room = max(needed, left // 3) + 4 * scan.GROUP
+        if len(ids) == 1:
+            return ids[0], masks[0], piece_ends, seams
+        return (
+            np.concatenate([np.empty(0, np.int32), *ids]),
+            np.concatenate([np.empty(0, np.uint8), *masks]),
+            piece_ends,
+            seams,
+        )
+
+    def _with_reference(
+        self, batch: TextBatch, skip: UInt8, ids: Int32, mask: UInt8, ends: Int64, seams: Int32
+    ) -> tuple[Int32, UInt8, Int64, Int32]:
+        """Put the reference's tokens of the skipped pieces in their places."""
+        which = np.flatnonzero(skip)
+        sizes = batch.pieces[which + 1] - batch.pieces[which]
+        # Each skipped piece as a document of its own, over the same text; what is between is a piece of none.
+        pieces = np.empty(2 * len(which), np.int64)
+        pieces[0::2], pieces[1::2] = batch.pieces[which], batch.pieces[which + 1]
+        del sizes
+        own_ids: list[Int32] = []
+        own_masks: list[UInt8] = []
+        at = 0
+        lengths = np.diff(np.concatenate([[0], ends]))
+        for k, piece in enumerate(which.tolist()):
+            alone = TextBatch(
+                text=batch.text,
+                pieces=pieces[2 * k : 2 * k + 2],
+                documents=np.array([0, 1], np.int64),
+                spans=batch.spans,
+                keys=np.zeros(1, np.int32),
+                plain=batch.plain,
+            )
+            tokens = self._reference.encode(alone)
+            before = int(ends[piece])
+            own_ids += [ids[at:before], tokens.ids]
+            if tokens.supervised is not None and tokens.seams is not None:
+                own_masks += [mask[at:before], tokens.supervised]
+                seams[piece] = tokens.seams[0]
+            lengths[piece] = len(tokens.ids)
+            at = before
+        own_ids.append(ids[at:])
+        own_masks.append(mask[at:])
+        return np.concatenate(own_ids), np.concatenate(own_masks), np.cumsum(lengths), seams
+
+
+def _model(cuts: Cuts) -> scan.Model:
+    arrays = cuts.arrays
+    steps, starts = split.lay_out(arrays["steps"], arrays["states"])
+    return scan.Model(
+        classes=arrays["classes"],
+        steps=steps,
+        starts=starts,
+        width=arrays["steps"].shape[1],
+        pairs=arrays["pairs"],
+        pair_shift=64 - (8 * len(arrays["pairs"]) - 1).bit_length(),
+        groups=arrays["groups"],
+        run=scan.RUN,
+        whole_differs=bool(cuts.facts["ignore_merges"]),
+        single=arrays["single"],
+        widths=arrays["widths"],
+        merges=index_merges(arrays["merges"]),
+    )
+
+
+def _vocabulary(cuts: Cuts) -> table.Table:
+    ids, ends, data = (cuts.arrays[f"whole_{name}"] for name in ("ids", "ends", "bytes"))
+    vocabulary = _empty_table(1 << max(4, (2 * len(ids)).bit_length()), len(data), 0)
+    table.preload(vocabulary, data, ends, ids, scan.WHOLE)
+    return vocabulary
+
+
+def _warm_up(spans: bool) -> TextBatch:
+    text = np.frombuffer(b"The first 12 words. " * 4, np.uint8)
+    ends: npt.NDArray[np.int64] = np.array([0, len(text)], np.int64)
+    return TextBatch(
+        text, ends, np.array([0, 1], np.int64), ends.reshape(1, 2) if spans else None, np.zeros(1, np.int32)
+    )

@@ -1,0 +1,483 @@
+"""The compiled loop: text -> chunks -> ids.
+
+A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there is encoded
+and kept. Chunks are handled some hundred at a time, step by step, so that the look-ups of one group, each likely a
+cache miss, overlap.
+"""
+
+from __future__ import annotations
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coverage_job.counting.bpe import SHORT, merge_long, merge_short
+from coverage_job.counting.compiled import compiled, inlined
+from coverage_job.counting.split import decode, find_tokens, find_tokens_by_steps
+from coverage_job.counting.table import LONG, LOW_BYTES, hash_long, keep, key_of, look_up, word, word_up_to
+
+GROUP = 512  # chunks looked up together
+# Words of alphabets repeat as they are; only where they go on, and among the characters from here on (CJK, kana,
+# Hangul), which are written without spaces, is it worth cutting by pairs.
+RUN = 32
+DENSE = 0x2E80
+_HIGH = np.uint64(0x8080808080808080)
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+# How a chunk was cut: what it encodes to may depend on it.
+PART, WHOLE = 0, 1
+# Or what stands in a chunk's place.
+END_OF_PIECE, ADDED = -1, -2
+
+# Why the loop came back.
+DONE, NO_ROOM, TABLE_FULL = 0, 1, 2
+
+
+class Model(NamedTuple):
+    """What is known of the tokenizer (see cuts.py), laid out for the loop."""
+
+    classes: Any  # uint8[0x110000]
+    steps: Any  # int32, see split.py
+    starts: Any  # int64[levels], the offset of each level's start state
+    width: int  # classes + 1
+    pairs: Any  # uint8[bits / 8]
+    pair_shift: int
+    groups: Any  # uint32[0x110000]
+    run: int  # bytes of a pre-token past which all pairs are tested
+    whole_differs: bool
+    single: Any  # int32[256]
+    widths: Any  # int32[rows]
+    merges: Any  # see bpe.index_merges
+
+
+class Batch(NamedTuple):
+    """text uint8[n]; pieces int64[p + 1]; skip uint8[p], pieces left to the reference; matches int64[m, 4] of
+    added tokens (start, end, id, piece), in order; spans int64[s, 2]."""
+
+    text: Any
+    pieces: Any
+    skip: Any
+    matches: Any
+    spans: Any
+    has_spans: bool
+
+
+class Output(NamedTuple):
+    """ids int32[room]; mask uint8[room]; piece_ends int64[p]: tokens up to the piece's end, of all outputs; seams
+    int32[p]."""
+
+    ids: Any
+    mask: Any
+    piece_ends: Any
+    seams: Any
+
+
+class Group(NamedTuple):
+    """Chunks handled together, each with GROUP places: start, end, kind (or END_OF_PIECE; or ADDED, whose start is
+    the number of the match), the parts of its key in the table, its row."""
+
+    starts: Any
+    ends: Any
+    kinds: Any
+    firsts: Any
+    seconds: Any
+    tags: Any
+    found: Any
+    token_ends: Any  # pre-tokens found ahead
+    levels: Any  # see split.find_tokens_by_steps
+
+
+def new_group() -> Group:
+    return Group(
+        *[np.empty(GROUP, np.int64) for _ in range(3)],
+        *[np.empty(GROUP, np.uint64) for _ in range(3)],
+        np.empty(GROUP, np.int64),
+        np.empty(GROUP, np.int64),
+        np.full((16, 3), -1, np.int64),
+    )
+
+
+# Positions in `state`, an int64 array that lives from call to call.
+PIECE, AT, SEGMENT_END, TOKEN_START, TOKEN_END, TOKEN, TOKENS, MATCH, SPAN, TOTAL, CUT = range(11)
+# What `_cut` says of the group, which may wait for room: chunks, most tokens, most ids and bytes to keep, the end.
+N, MOST_TOKENS, MOST_IDS, MOST_BYTES, LAST, FIRST_PIECE = range(11, 17)
+STATE_SIZE = 17
+
+
+@inlined
+def _has(pairs, shift, left, right):
+    key = ((np.uint64(left) << np.uint64(21)) | np.uint64(right)) * _HASH
+    bit = np.int64(key >> np.uint64(shift))
+    return (pairs[bit >> 3] >> (bit & 7)) & 1 != 0
+
+
+@inlined
+def _spanned(pairs, shift, groups, left, right):
+    """Whether a product may span the two characters. All is looked up, which is cheaper than to foresee."""
+    by_left = np.int64(groups[left] >> np.uint32(16))
+    by_right = np.int64(groups[right] & np.uint32(0xFFFF))
+    return (
+        _has(pairs, shift, left, right)
+        | ((by_left != 0) & _has(pairs, shift, 0x110000 + by_left, right))
+        | ((by_right != 0) & _has(pairs, shift, left, 0x110000 + by_right))
+        | ((by_left != 0) & (by_right != 0) & _has(pairs, shift, 0x110000 + by_left, 0x110000 + by_right))
+    )
+
+
+@inlined
+def _has_long_character(word):
+    """Whether a word of text has a byte of 0xE0 or more, which begins a character of three or four bytes."""
+    return (word & (word << np.uint64(1)) & (word << np.uint64(2)) & _HIGH) != 0
+
+
+@inlined
+def _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, ends, n):
+    """Cut a pre-token on from `at`, writing the ends of chunks from n on, up to GROUP; returns the new n."""
+    left, size = decode(text, at)
+    place = at + size
+    while place < token_end and n < GROUP:
+        right, size = decode(text, place)
+        tested = (left >= DENSE) | (right >= DENSE) | (place - token_start >= run)
+        # Written always, counted where it is a cut.
+        ends[n] = place
+        n += np.int64(tested & (not _spanned(pairs, shift, groups, left, right)))
+        left = right
+        place += size
+    if n < GROUP:
+        ends[n] = token_end
+        n += 1
+    return n
+
+
+@compiled
+def _cut(model, batch, state, group):
+    """Cut the next chunks, up to GROUP, into the arrays of `group`; a long one is the last. What it found is in
+    state[N:]."""
+    classes, steps, starts, width = model.classes, model.steps, model.starts, model.width
+    pairs, shift, groups, run = model.pairs, model.pair_shift, model.groups, model.run
+    text, pieces, skip, matches = batch.text, batch.pieces, batch.skip, batch.matches
+    chunk_starts, chunk_ends, kinds = group.starts, group.ends, group.kinds
+    firsts, seconds, tags = group.firsts, group.seconds, group.tags
+    token_ends, levels = group.token_ends, group.levels
+    whole = WHOLE if model.whole_differs else PART
+    piece, m = state[PIECE], state[MATCH]
+    at, segment_end = state[AT], state[SEGMENT_END]
+    token_start, token_end = state[TOKEN_START], state[TOKEN_END]
+    token, n_tokens = state[TOKEN], state[TOKENS]
+    n_pieces = len(pieces) - 1
+    n_levels = len(starts)
+    safe = len(text) - 16
+    n = 0
+    tokens = ids_kept = bytes_kept = np.int64(0)
+    last = False
+    state[FIRST_PIECE] = piece
+    while n < GROUP:
+        if at >= token_end:
+            # Short pre-tokens without dense characters, by far the most in many texts.
+            while token < n_tokens and n < GROUP:
+                end = token_ends[token]
+                size = end - at
+                if size > 16 or at > safe:
+                    break
+                first = word(text, at) & LOW_BYTES[min(size, 8)]
+                second = word(text, at + 8) & LOW_BYTES[max(size - 8, 0)]
+                if _has_long_character(first) | _has_long_character(second):
+                    break
+                chunk_starts[n] = at
+                chunk_ends[n] = end
+                kinds[n] = whole
+                firsts[n] = first
+                seconds[n] = second
+                tags[n] = np.uint64(size + 1) | (np.uint64(whole) << np.uint64(32))
+                tokens += size
+                n += 1
+                token += 1
+                at = end
+            if n == GROUP:
+                break
+            if token < n_tokens:
+                token_start, token_end = at, token_ends[token]
+                token += 1
+            elif at < segment_end:
+                token = 0
+                if n_levels == 1:
+                    n_tokens = find_tokens(classes, steps, starts[0], width, text, at, segment_end, token_ends)
+                elif n_levels == 0:
+                    token_ends[0] = segment_end
+                    n_tokens = 1
+                else:
+                    n_tokens = find_tokens_by_steps(
+                        classes, steps, starts, width, text, at, segment_end, token_ends, levels
+                    )
+                token_end = at
+                continue
+            else:
+                if piece >= n_pieces:
+                    last = True
+                    break
+                piece_end = pieces[piece + 1]
+                if at >= piece_end or skip[piece] != 0:
+                    kinds[n] = END_OF_PIECE
+                    n += 1
+                    piece += 1
+                    at = token_end = segment_end = piece_end
+                    continue
+                while m < len(matches) and matches[m, 3] < piece:
+                    m += 1
+                segment_end = piece_end
+                if m < len(matches) and matches[m, 3] == piece:
+                    segment_end = matches[m, 0]
+                    if segment_end == at:
+                        kinds[n] = ADDED
+                        chunk_starts[n] = m
+                        n += 1
+                        tokens += 1
+                        at = token_end = segment_end = matches[m, 1]
+                        m += 1
+                        continue
+                levels[:] = -1
+                token_end = at
+                continue
+        i = n
+        n = _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, chunk_ends, n)
+        is_long = False
+        while i < n:
+            end = chunk_ends[i]
+            size = end - at
+            first = second = np.uint64(0)
+            if size <= 16:
+                first = word_up_to(text, at, end)
+                if size > 8:
+                    second = word_up_to(text, at + 8, end)
+            elif size <= LONG:
+                first = hash_long(text, at, end)
+                bytes_kept += size
+            kind = whole if at == token_start and end == token_end else PART
+            chunk_starts[i] = at
+            kinds[i] = kind
+            firsts[i] = first
+            seconds[i] = second
+            tags[i] = np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32))
+            tokens += size
+            i += 1
+            at = end
+            if size > LONG:
+                is_long = True
+                n = i
+        if is_long:
+            break
+    state[PIECE], state[MATCH] = piece, m
+    state[AT], state[SEGMENT_END] = at, segment_end
+    state[TOKEN_START], state[TOKEN_END] = token_start, token_end
+    state[TOKEN], state[TOKENS] = token, n_tokens
+    is_long = n > 0 and kinds[n - 1] >= 0 and chunk_ends[n - 1] - chunk_starts[n - 1] > LONG
+    if is_long:
+        ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1])
+    else:
+        ids_kept = tokens
+    state[N], state[MOST_TOKENS], state[MOST_IDS], state[MOST_BYTES] = n, tokens, ids_kept, bytes_kept
+    state[LAST] = last
+
+
+@compiled
+def encode_chunk(single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, end, kind, symbols, pairs):
+    """Encode a chunk by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
+    n = end - start
+    if kind == WHOLE and n <= LONG:
+        first, second, tag = key_of(text, start, end, WHOLE)
+        row = look_up(vocabulary_rows, vocabulary_bytes, first, second, tag, text, start)
+        if vocabulary_rows[row, 2] != 0:
+            symbols[0] = np.int32(vocabulary_rows[row, 3])
+            return 1
+    for i in range(n):
+        symbols[i] = single[text[start + i]]
+    if n <= SHORT:
+        return merge_short(symbols, n, pairs, merges)
+    return merge_long(symbols, n, widths, merges)
+
+
+@compiled
+def _mask(spans, s, start, end, ids, n, widths, mask, t):
+    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams)."""
+    while s < len(spans) and spans[s, 1] <= start:
+        s += 1
+    if s >= len(spans) or spans[s, 0] >= end:
+        mask[t : t + n] = 0
+        return s, 0
+    if spans[s, 0] <= start and end <= spans[s, 1]:
+        mask[t : t + n] = 1
+        return s, 0
+    seams = 0
+    at = start
+    near = s
+    for i in range(n):
+        after = end if n == 1 else at + widths[ids[t + i]]
+        while near < len(spans) and spans[near, 1] <= at:
+            near += 1
+        inside = near < len(spans) and spans[near, 0] < after
+        mask[t + i] = inside
+        if inside and not (spans[near, 0] <= at and after <= spans[near, 1]):
+            seams += 1
+        at = after
+    return s, seams
+
+
+@compiled
+def _find(rows, kept, text, group, n):
+    """The row of each chunk, or -1 where it is not in the table. Returns how many are not."""
+    starts, kinds = group.starts, group.kinds
+    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
+    missing = 0
+    for i in range(n):
+        if kinds[i] >= 0:
+            row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, starts[i])
+            found[i] = row
+            if rows[row, 2] == 0:
+                found[i] = -1
+                missing += 1
+    return missing
+
+
+@compiled
+def _add(model, vocabulary, table, text, group, n):
+    """Encode and keep the chunks that are not in the table."""
+    starts, ends, kinds = group.starts, group.ends, group.kinds
+    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
+    rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
+    vocabulary_rows, vocabulary_bytes = vocabulary.rows, vocabulary.bytes
+    single, widths, merges = model.single, model.widths, model.merges
+    symbols = np.empty(LONG, np.int32)
+    pairs = np.empty(SHORT, np.uint64)
+    for i in range(n):
+        if kinds[i] < 0 or found[i] >= 0:
+            continue
+        start = starts[i]
+        # It may be there by now: the same chunk may come twice in a group.
+        row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, start)
+        if rows[row, 2] == 0:
+            count = encode_chunk(
+                single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, ends[i], kinds[i], symbols, pairs
+            )
+            keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
+        found[i] = row
+
+
+@compiled
+def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_ends):
+    """Write the ids of n chunks; returns the end of what is written."""
+    kinds, found, starts = group.kinds, group.found, group.starts
+    for i in range(n):
+        if kinds[i] < 0:
+            if kinds[i] == END_OF_PIECE:
+                piece_ends[piece] = base + t
+                piece += 1
+            else:
+                out_ids[t] = matches[starts[i], 2]
+                t += 1
+            continue
+        row = found[i]
+        count = np.int64(rows[row, 2] >> np.uint64(48))
+        value = rows[row, 3]
+        if count == 1:
+            out_ids[t] = np.int32(value)
+        elif count == 2:
+            out_ids[t] = np.int32(value & np.uint64(0xFFFFFFFF))
+            out_ids[t + 1] = np.int32(value >> np.uint64(32))
+        else:
+            place = np.int64(value)
+            for j in range(count):
+                out_ids[t + j] = table_ids[place + j]
+        t += count
+    return t
+
+
+@compiled
+def _emit_masks(rows, group, n, piece, matches, spans, span, widths, out_ids, out_mask, t, seams):
+    """Write the masks of what `_emit` wrote from t on; returns the first span not passed."""
+    kinds, found, starts, ends = group.kinds, group.found, group.starts, group.ends
+    for i in range(n):
+        if kinds[i] == END_OF_PIECE:
+            piece += 1
+            continue
+        start, end, count = starts[i], ends[i], np.int64(1)
+        if kinds[i] == ADDED:
+            start, end = matches[starts[i], 0], matches[starts[i], 1]
+        else:
+            count = np.int64(rows[found[i], 2] >> np.uint64(48))
+        span, straddling = _mask(spans, span, start, end, out_ids, count, widths, out_mask, t)
+        seams[piece] += straddling
+        t += count
+    return span
+
+
+@compiled
+def run(model, vocabulary, table, batch, state, group, out):
+    """Encode on from `state` into `out`, until the batch is done, `out` or the table is full.
+
+    Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's ids).
+    """
+    text, matches = batch.text, batch.matches
+    t = np.int64(0)
+    while True:
+        if state[CUT] == 0:
+            _cut(model, batch, state, group)
+            state[CUT] = 1
+        n = state[N]
+        if t + state[MOST_TOKENS] > len(out.ids):
+            return NO_ROOM, t, state[MOST_TOKENS]
+        if (
+            2 * (table.used[0] + GROUP) > len(table.rows)
+            or table.used[1] + state[MOST_BYTES] > len(table.bytes)
+            or table.used[2] + state[MOST_IDS] > len(table.ids)
+        ):
+            return TABLE_FULL, t, state[MOST_IDS]
+        state[CUT] = 0
+        piece = state[FIRST_PIECE]
+        # A long chunk, always the last of its group, is encoded each time.
+        is_long = n > 0 and group.kinds[n - 1] >= 0 and group.ends[n - 1] - group.starts[n - 1] > LONG
+        short = n - 1 if is_long else n
+        if _find(table.rows, table.bytes, text, group, short) > 0:
+            _add(model, vocabulary, table, text, group, short)
+        written = _emit(table.rows, table.ids, group, short, piece, state[TOTAL], matches, out.ids, t, out.piece_ends)
+        if batch.has_spans:
+            state[SPAN] = _emit_masks(
+                table.rows,
+                group,
+                short,
+                piece,
+                matches,
+                batch.spans,
+                state[SPAN],
+                model.widths,
+                out.ids,
+                out.mask,
+                t,
+                out.seams,
+            )
+        t = written
+        if is_long:
+            start, end = group.starts[n - 1], group.ends[n - 1]
+            symbols = np.empty(end - start, np.int32)
+            count = encode_chunk(
+                model.single,
+                model.widths,
+                model.merges,
+                vocabulary.rows,
+                vocabulary.bytes,
+                text,
+                start,
+                end,
+                group.kinds[n - 1],
+                symbols,
+                np.empty(0, np.uint64),
+            )
+            out.ids[t : t + count] = symbols[:count]
+            if batch.has_spans:
+                state[SPAN], straddling = _mask(
+                    batch.spans, state[SPAN], start, end, out.ids, count, model.widths, out.mask, t
+                )
+                out.seams[state[PIECE]] += straddling
+            t += count
+        if state[LAST]:
+            return DONE, t, np.int64(0)
