@@ -171,7 +171,7 @@ def mixed_script(text: str, language: str, quoted: str = "") -> list[tuple[int, 
 
     Set aside are code, formulas, markup, URLs, what stands in quotation marks or brackets, and runs that
     `quoted` (the user's own text) holds too. Latin letters are never foreign: names, abbreviations and
-    technical words stand in every language's text.
+    technical words stand in every language's text; nor is a Greek letter alone, which is a symbol.
 
     >>> mixed_script("답은 正确입니다 `код`", "ko")
     [(3, 5, 'Han')]
@@ -194,5 +194,7 @@ def mixed_script(text: str, language: str, quoted: str = "") -> list[tuple[int, 
     return [
         (start, end, script)
         for start, end, script in found
-        if any(c.isalpha() for c in text[start:end]) and text[start:end] not in quoted
+        if any(c.isalpha() for c in text[start:end])
+        and text[start:end] not in quoted
+        and (script != "Greek" or end - start > 1)
     ]

@@ -69,6 +69,7 @@ def test_main_script(text: str, script: str) -> None:
         ("формула $漢$ тут", "ru", []),
         ("Српски / srpski", "sr", []),
         ("βήτα 5 μm", "el", []),
+        ("β-carotene at α = 5 Ω, but not βήτα", "en", [("βήτα", "Greek")]),
     ],
 )
 def test_mixed_script(text: str, language: str, found: list[tuple[str, str]]) -> None:
