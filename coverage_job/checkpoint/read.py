@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from coverage_job.checkpoint.files import Files, is_folder, join, listing
+from coverage_job.checkpoint.files import Files, is_folder, listing
 from coverage_job.checkpoint.formats import Stored, located, tensors
 from coverage_job.checkpoint.matrix import Matrix, Scale
 from coverage_job.checkpoint.numbers import STORED, Float32, decode, is_float8
 from coverage_job.errors import CheckpointError
+from coverage_job.storage import join
 
 # Tails of names in order of preference; a name matches where it is one of them or ends with "." and one.
 LM_HEAD_NAMES = (

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from coverage_job.checkpoint.matrix import Matrix
 from coverage_job.checkpoint.numbers import STORED
 from coverage_job.errors import CheckpointError, JobError
+from coverage_job.storage import is_local
 
 if TYPE_CHECKING:
     import torch
@@ -147,9 +148,7 @@ class _Work:
         self.suspects: list[int] = []
         self._own = threading.local()
         self._lock = threading.Lock()
-        local = after.files.is_local(after.parts[0].path)
-        if before is not None:
-            local = local and before.files.is_local(before.parts[0].path)
+        local = all(is_local(m.parts[0].path) for m in (before, after) if m is not None)
         block = _LOCAL_BLOCK if local else _REMOTE_BLOCK
         self.threads = _cpus() if local else max(_cpus(), _REMOTE_THREADS)
         if device != "cpu":
