@@ -345,7 +345,8 @@ def _named_shape(corpus: Corpus, fields: Fields, shape: str) -> _Decision:
             n for n in _MESSAGE_FIELDS if n in fields and fields[n].kind in ("objects", "text", "list")
         ]
         field = need(corpus.messages or (present[0] if present else "messages"), "messages")
-        if fields[field].kind not in ("objects", "text", "list", "null"):
+        kinds = ("objects", "texts", "text", "list", "null")
+        if fields[field].kind not in kinds or (fields[field].kind == "texts" and not corpus.messages):
             raise CorpusError(
                 f"{name}: field {field!r} is a {fields[field]}, no list of messages (objects with role and "
                 f"content, or from and value); set `messages:` to another of: {_listed(fields)}"

@@ -20,13 +20,12 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from coverage_job.corpus.audit import MaskAudit
-from coverage_job.corpus.chat import Renderer
 from coverage_job.corpus.documents import TextBatch, TokenBatch, insert_ids
 from coverage_job.corpus.plan import Split
 from coverage_job.corpus.reader import BadRecord, PieceReader, PieceStats, Reader
 from coverage_job.corpus.source import Source
 from coverage_job.corpus.template import TemplateSpec
-from coverage_job.corpus.templated import TemplateRenderer
+from coverage_job.corpus.templated import TemplateRenderer, template_renderer
 from coverage_job.counting.audit import Audit
 from coverage_job.counting.contexts import Contexts
 from coverage_job.counting.cuts import Cuts
@@ -128,7 +127,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     difference the split is counted again by the reference. Raises TokenIdError, CorpusError or
     TokenizerError for what ends the run.
     """
-    counter = _Counter(spec, split.corpus, split.index, _kernel(spec))
+    counter = _Counter(spec, split.corpus, split.index, kernel_of(spec))
     reader = counter.reader
     try:
         yield from counter.run(reader.open(piece) for piece in split.pieces)
@@ -149,7 +148,7 @@ def count_table(
     spec: CountSpec, corpus: str, number: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Count the rows of a table that something else reads; otherwise as `count_split`."""
-    counter = _Counter(spec, corpus, number, _kernel(spec))
+    counter = _Counter(spec, corpus, number, kernel_of(spec))
     name = f"{corpus} (partition {number})"
     try:
         yield from counter.run(iter([counter.reader.open_table(batches, name)]))
@@ -164,7 +163,8 @@ def count_table(
 _KERNELS: dict[tuple[str, int], FastKernel] = {}
 
 
-def _kernel(spec: CountSpec) -> FastKernel | ReferenceKernel:
+def kernel_of(spec: CountSpec) -> FastKernel | ReferenceKernel:
+    """The kernel of this process for a spec; compiled, or loaded, when it is first asked for."""
     tokenizer = load(spec.tokenizer)
     if not spec.cuts:
         return ReferenceKernel(tokenizer)
@@ -287,17 +287,14 @@ class _Counter:
 def _templated(own: CorpusSpec, tokenizer: Tokenizer) -> TemplateRenderer | None:
     if own.template is None or own.now is None or not own.source.dialogues:
         return None
-    added = list(tokenizer.get_added_tokens_decoder().values())
-    renderer = Renderer(
+    return template_renderer(
         own.template,
+        tokenizer,
         train_on=own.source.train_on,
         train_end_of_turn=own.train_end_of_turn,
         split_special_tokens=own.split_special_tokens,
-        special_tokens=[token.content for token in added if token.special],
-        added_tokens=[token.content for token in added],
         now=own.now,
     )
-    return TemplateRenderer(renderer)
 
 
 def _watched(templated: TemplateRenderer | None, tokenizer: Tokenizer) -> Watched:

@@ -16,9 +16,10 @@ from coverage_job.corpus.audit import MaskAudit, findings
 from coverage_job.corpus.reader import BadRecord, PieceStats, locate
 from coverage_job.corpus.template import token_texts
 from coverage_job.counting.kept_cuts import cuts_bytes
-from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table
+from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table, kernel_of
 from coverage_job.coverage import conform
 from coverage_job.engines import Engine
+from coverage_job.engines.spark import SparkEngine
 from coverage_job.errors import BadFileError, CorpusError, EngineError, JobError
 from coverage_job.pipeline.plan import CorpusPlan, Plan, spark_of
 from coverage_job.progress import Steps
@@ -59,6 +60,10 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         audit_every=options.audit_every,
         corpora={c.corpus.name: _corpus_spec(c, plan, open_ids) for c in plan.corpora},
     )
+    if not isinstance(engine, SparkEngine) or engine.local:
+        # Compiled once here, what workers of this machine run is found in the cache by all of them.
+        with steps.step("compile"):
+            kernel_of(spec)
     # The longest tasks first, so that none is left over at the end.
     splits = sorted((s for c in plan.corpora for s in c.splits), key=lambda s: -s.bytes)
     with steps.step("count", f"count on {engine.describe()}", total=len(splits), unit="splits") as step:

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 WIDTH, HEIGHT = 460, 300
 # Borders of the drawing area.
-LEFT, RIGHT, TOP, BASE = 52, WIDTH - 14, 30, HEIGHT - 42
+LEFT, RIGHT, TOP, BASE = 52, WIDTH - 20, 30, HEIGHT - 42
 
 
 def short(number: float) -> str:

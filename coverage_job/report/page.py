@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from coverage_job import __version__
 from coverage_job.coverage import measure_column
-from coverage_job.report import figures, rows
+from coverage_job.report import figures, rows, tables
 from coverage_job.report.visible import visible, visible_bytes
 from coverage_job.storage import Run, dump_json, join, write_bytes
 
@@ -91,7 +91,7 @@ def page(data: PageData) -> bytes:
         "page.html",
         title=f"Token coverage · {data.name}",
         name=data.name,
-        info=data.info,
+        started=data.info.get("started"),
         options=options,
         measure=measure,
         verdicts=_verdicts(data.checks),
@@ -145,11 +145,20 @@ def _verdicts(checks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {v: sum(c["verdict"] == v for c in checks) for v in ("fail", "warn", "pass")}
 
 
-def _audits(corpora: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """The mask audits of all corpora as one table: names of the counts, and each corpus' counts."""
-    audited = [(c["name"], c["mask_audit"]) for c in corpora if c.get("mask_audit")]
-    names = list(dict.fromkeys(n for _, audit in audited for n, v in audit.items() if isinstance(v, int)))
-    return names, [(corpus, [audit.get(n) for n in names]) for corpus, audit in audited]
+def _audits(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mask audits as one table: a row per count that is not 0 everywhere, a column per corpus.
+
+    findings: (corpus, finding) of all corpora, those that warn first.
+    """
+    audited = [c for c in corpora if c.get("mask_audit")]
+    names = dict.fromkeys(n for c in audited for n, v in c["mask_audit"].items() if isinstance(v, int))
+    counts = [(name, [c["mask_audit"].get(name, 0) for c in audited]) for name in names]
+    found = [(c["name"], f) for c in audited for f in c.get("mask_findings", ())]
+    return {
+        "corpora": [c["name"] for c in audited],
+        "counts": [(name, values) for name, values in counts if any(values)],
+        "findings": sorted(found, key=lambda pair: not pair[1]["warns"]),
+    }
 
 
 @cache
@@ -159,10 +168,6 @@ def _text(name: str) -> str:
 
 def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _share(part: float, total: float) -> str:
-    return f"{100 * part / total:.1f} %" if total else "–"
 
 
 @cache
@@ -175,14 +180,14 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        whole=lambda n: "–" if n is None else f"{n:,.0f}",
+        whole=lambda n: "–" if n is None else tables.whole(n),
         cosine=lambda n: "–" if n is None else f"{n:.4f}",
         percent=lambda n: "–" if n is None else f"{100 * n:.1f} %",
         words=lambda name: str(name).replace("_", " "),
         visible=visible,
         visible_bytes=visible_bytes,
     )
-    environment.globals.update(share=_share, version=__version__)
+    environment.globals.update(share=tables.share, version=__version__)
     return environment
 
 
