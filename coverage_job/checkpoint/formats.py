@@ -20,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
+from coverage_job.checkpoint.dtypes import STORED
 from coverage_job.checkpoint.files import Files, RangeFile
-from coverage_job.checkpoint.numbers import STORED
 from coverage_job.errors import CheckpointError
 
 # The safetensors format's own limit; no header of a real model comes near it.

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from coverage_job.checkpoint.dtypes import STORED, Float32, decode, is_float8
 from coverage_job.checkpoint.files import Files, is_folder, listing
 from coverage_job.checkpoint.formats import Stored, located, tensors
 from coverage_job.checkpoint.matrix import Matrix, Scale
-from coverage_job.checkpoint.numbers import STORED, Float32, decode, is_float8
 from coverage_job.errors import CheckpointError
 from coverage_job.storage import join
 
@@ -215,7 +215,7 @@ class _Shard:
             return cls(
                 path, config, [_Rank(files, {n: join(path, h) for n, h in homes.items()}, folder_files)]
             )
-        for tail in (".safetensors", ".bin", ".pth", ".pt", ".npy"):
+        for tail in (".safetensors", ".bin", ".pth", ".pt"):
             chosen = [n for n in names if n.endswith(tail) and not _is_training_state(n)]
             if not chosen:
                 continue
@@ -225,9 +225,7 @@ class _Shard:
             ranked = len(chosen) > 1 and all(n.startswith("consolidated.") for n in chosen)
             groups = [[n] for n in chosen] if ranked else [chosen]
             return cls(path, config, [_Rank(files, None, [join(path, n) for n in group]) for group in groups])
-        raise CheckpointError(
-            f"checkpoint {path}: the folder holds no .safetensors, .bin, .pth, .pt or .npy file"
-        )
+        raise CheckpointError(f"checkpoint {path}: the folder holds no .safetensors, .bin, .pth or .pt file")
 
 
 def _is_training_state(name: str) -> bool:

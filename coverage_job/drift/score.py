@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from coverage_job.checkpoint.dtypes import STORED
 from coverage_job.checkpoint.matrix import Matrix
-from coverage_job.checkpoint.numbers import STORED
 from coverage_job.errors import CheckpointError, JobError
 from coverage_job.storage import is_local
 
