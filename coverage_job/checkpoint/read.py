@@ -283,7 +283,7 @@ def _find(source: str, ranks: list[_Rank], role: str, name: str | None) -> str |
         matches = [n for n in names if (n == tail or n.endswith("." + tail)) and _of_language_model(n)]
         if len(matches) > 1:
             raise CheckpointError(
-                f"checkpoint {source}: {', '.join(sorted(matches)[:4])} could each be the {role}; "
+                f"checkpoint {source}: {', '.join(map(_shown, sorted(matches)[:4]))} could each be the {role}; "
                 f"name it with {_option(role)}"
             )
         if matches:
@@ -302,7 +302,12 @@ def _matrices(ranks: list[_Rank]) -> str:
     chosen = (tall or sorted(shapes, key=lambda n: -shapes[n][0]))[:8]
     if not chosen:
         return "it holds no matrix"
-    return "its tallest matrices are " + ", ".join(f"{n} {list(shapes[n])}" for n in chosen)
+    return "its tallest matrices are " + ", ".join(f"{_shown(n)} {list(shapes[n])}" for n in chosen)
+
+
+def _shown(name: str) -> str:
+    # A name is the file's author's: it may hold anything.
+    return name[:80] if name.isprintable() else repr(name[:80])
 
 
 def _nothing_found(source: str, ranks: list[_Rank]) -> str:

@@ -235,6 +235,12 @@ def test_two_heads_are_not_guessed_between(tmp_path: Path) -> None:
     reads(folder, EMBED, None, lm_head="b.lm_head.weight")
 
 
+def test_names_are_shown_on_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as error:
+        open_checkpoint(str(save_single(tmp_path / "c", {"a\n\x1b[2J": HEAD})))
+    assert str(error.value).isprintable()
+
+
 def test_tensor_parallel_shards_stack_by_rows(tmp_path: Path) -> None:
     paths = []
     for rank in range(3):
