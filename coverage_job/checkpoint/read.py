@@ -283,8 +283,8 @@ def _find(source: str, ranks: list[_Rank], role: str, name: str | None) -> str |
         matches = [n for n in names if (n == tail or n.endswith("." + tail)) and _of_language_model(n)]
         if len(matches) > 1:
             raise CheckpointError(
-                f"checkpoint {source}: {', '.join(map(_shown, sorted(matches)[:4]))} could each be the {role}; "
-                f"name it with {_option(role)}"
+                f"checkpoint {source}: {', '.join(map(_shown, sorted(matches)[:4]))} could each be the "
+                f"{role}; name it with {_option(role)}"
             )
         if matches:
             return matches[0]
