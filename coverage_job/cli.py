@@ -12,7 +12,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
 
-import click
 import typer
 
 from coverage_job import __version__
@@ -315,12 +314,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = app(args=arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except click.Abort:
+    except typer.Abort:
         return 130
     except CoverageJobError as error:
         print(f"coverage-job: {error}", file=sys.stderr)
@@ -328,6 +324,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        # Wrong arguments; typer has a copy of click in newer releases, so there is no one class to name.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            return 2
         with tempfile.NamedTemporaryFile("w", prefix="coverage-job-", suffix=".log", delete=False) as log:
             traceback.print_exc(file=log)
         print(
