@@ -36,7 +36,7 @@ LENGTH_TOLERANCE = 1e-5
 _TINY = 1e-24
 
 # A request to a store costs as much as a megabyte; a block from the page cache should stay in the L2 cache.
-_LOCAL_BLOCK, _REMOTE_BLOCK, _DEVICE_BLOCK = 512 << 10, 16 << 20, 64 << 20
+_LOCAL_BLOCK, _REMOTE_BLOCK, _DEVICE_BLOCK = 1 << 20, 16 << 20, 64 << 20
 _REMOTE_THREADS = 8
 
 
