@@ -335,7 +335,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         if (kind, attribute) in self.safe:
             return getattr(obj, attribute)
-        if kind is _TemplateNamespace and attribute[0] != "_":
+        if kind is _TemplateNamespace and not attribute.startswith("_"):
             try:
                 return getattr(obj, attribute)
             except AttributeError:
@@ -488,9 +488,10 @@ class Program:
         if len(text) > MAX_TEMPLATE_CHARACTERS:
             raise RenderError(f"a template of {len(text):,} characters")
         self._environment = environment = _Environment(now)
-        self.has_generation = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", text) is not None
         try:
             tree = environment.parse(text)
+            calls = [block.call.node for block in tree.find_all(nodes.CallBlock)]
+            self.has_generation = any(isinstance(call, nodes.ExtensionAttribute) for call in calls)
             constants = {c.value for c in tree.find_all(nodes.Const) if isinstance(c.value, str)}
             data = {d.data for d in tree.find_all(nodes.TemplateData)}
             code = environment.compile(_instrument(tree).set_environment(environment))  # type: ignore[call-overload]
