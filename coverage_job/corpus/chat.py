@@ -78,7 +78,7 @@ class _Frame:
 
     prompts: texts that open an answer: the generation prompt, then what it shares with the openings of
         answers that are written out (the prompt may add `<think>`); empty where it has none.
-    ends: the texts of its end-of-turn tokens.
+    ends: the texts that end a turn, each of one or more tokens, the longest first.
     """
 
     prompts: tuple[str, ...]
@@ -110,6 +110,7 @@ class Renderer:
         self.train_end_of_turn = train_end_of_turn
         self.split_special_tokens = split_special_tokens
         self._tokens = sorted({*special_tokens, *added_tokens} - {""}, key=len, reverse=True)
+        self._token = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
         longest_first = sorted(filter(None, special_tokens), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         try:
@@ -127,7 +128,8 @@ class Renderer:
     def end_of_turn(self, extra: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Texts of the tokens that the template writes right after an answer; often one, () if none."""
         frame = self._frame(self._program, extra or {})
-        return frame.ends if frame is not None else ()
+        ends = frame.ends if frame is not None else ()
+        return tuple(dict.fromkeys(token for end in ends for token in self._token.findall(end)))
 
     def render(
         self,
@@ -275,14 +277,16 @@ class Renderer:
         prompt = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
         heads = [turn.partition(_ANSWER)[0] for turn in turns]
         prompts = [prompt, common_opening([prompt, *heads], self._tokens)] if prompt else []
-        # A template that writes nothing in its loop: what follows an answer may open the next turn.
-        tails = [turn.partition(_ANSWER)[2] for turn in turns] or output.text.split(_ANSWER)[1:]
+        # Some templates end a turn with two tokens. Where nothing is written in the loop only the first is
+        # sure: the next may open a turn.
+        several = "*" if turns else "{0}"
+        pattern = re.compile(rf"\s*((?:{self._token.pattern})(?:\s*(?:{self._token.pattern})){several})")
         ends: list[str] = []
-        for tail in tails:
-            token = next((t for t in self._tokens if tail.lstrip().startswith(t)), None)
-            if token is not None and token not in ends and not prompt.startswith(token):
-                ends.append(token)
-        return _Frame(tuple(filter(None, prompts)), tuple(ends))
+        for tail in [turn.partition(_ANSWER)[2] for turn in turns] or output.text.split(_ANSWER)[1:]:
+            match = pattern.match(tail)
+            if match is not None and match[1] not in ends and not (prompt and prompt.startswith(match[1])):
+                ends.append(match[1])
+        return _Frame(tuple(filter(None, prompts)), tuple(sorted(ends, key=len, reverse=True)))
 
     # Spans, in characters
 

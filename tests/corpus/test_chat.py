@@ -317,6 +317,13 @@ def test_a_token_that_opens_the_next_turn_ends_none() -> None:
     assert spans(one.render(dialogue("q", "A", "r", "B"))) == ["A", "B"]
 
 
+def test_a_turn_that_two_tokens_end() -> None:
+    template = CHATML.replace("'<|im_end|>'", "'</s><|im_end|>'")
+    assert renderer(template).end_of_turn() == ("</s>", "<|im_end|>")
+    assert spans(renderer(template).render(dialogue("q", "A"))) == ["A</s><|im_end|>"]
+    assert spans(renderer(template, train_end_of_turn=False).render(dialogue("q", "A"))) == ["A"]
+
+
 def test_as_the_renderer_of_a_corpus_it_keeps_the_audit() -> None:
     one = TemplateRenderer(renderer(CHATML))
     good = Dialogue(messages=dialogue("q <s>", "A"), supervised=[False, True], weights=[None, None])
