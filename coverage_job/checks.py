@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from coverage_job.config import Check
 
+_OF_CORPUS = ("tokens", "supervised_tokens", "documents", "bad_fraction", "mask_audit", "mixed_script_rate")
 Verdict = Literal["pass", "warn", "fail"]
 
 
@@ -94,14 +95,7 @@ def figure(check: Check, facts: Facts) -> float | None:
     """The figure that a check is about, or None where the run has none."""
     if check.metric.startswith("drift"):
         return _drift(check, facts.drift)
-    if check.metric in (
-        "tokens",
-        "supervised_tokens",
-        "documents",
-        "bad_fraction",
-        "mask_audit",
-        "mixed_script_rate",
-    ):
+    if check.metric in _OF_CORPUS:
         return _of_corpora(check, facts.corpora)
     return _of_tokens(check, facts.summary)
 
@@ -141,15 +135,16 @@ def _of_corpora(check: Check, corpora: Sequence[Mapping[str, Any]]) -> float | N
 
 
 def _drift(check: Check, drift: Mapping[str, Any] | None) -> float | None:
-    if drift is None:
+    if drift is None or "lm_head" not in drift:
         return None
-    part: Mapping[str, Any] | None = drift.get("lm_head")
+    part: Mapping[str, Any] | None = drift["lm_head"]["overall"]
     for by, value in check.where.items():
-        part = part.get("by", {}).get(by, {}).get(value) if part is not None else None
+        part = drift["lm_head"]["by"].get(by, {}).get(value)
     if part is None:
         return None
     if check.metric == "drift_under":
-        entry = part.get("under", {}).get(f"{check.threshold:.2f}")
-        return None if entry is None else float(entry["share"])
-    found = part.get("mean" if check.metric == "drift_mean" else "min")
+        entry = part.get(f"under_{check.threshold:.2f}")
+        found = None if entry is None else entry["share"]
+    else:
+        found = part["mean" if check.metric == "drift_mean" else "min"]
     return None if found is None else float(found)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from pathlib import Path
@@ -135,8 +136,14 @@ class Corpus(Model):
     mixed_in: float = Field(
         0.0, ge=0, description="How often a pre-training corpus is passed during post-training."
     )
-    add_bos: bool = Field(False, description="The trainer puts one BOS before each document (text corpora).")
-    add_eos: bool = Field(False, description="The trainer puts one EOS after each document (text corpora).")
+    add_bos: bool | str = Field(
+        False,
+        description="The trainer puts one BOS before each document (text corpora); or that token's text.",
+    )
+    add_eos: bool | str = Field(
+        False,
+        description="The trainer puts one EOS after each document (text corpora); or that token's text.",
+    )
 
     chat_template: str | None = Field(
         None, description="Overrides the job's `chat_template` for this corpus."
@@ -325,6 +332,9 @@ class EngineOptions(Model):
     master: str | None = Field(None, description="Spark master or Connect address (`sc://...`).")
     split_bytes: Size = Field(128 * MiB, description="Bytes of input one task reads.")
     conf: dict[str, str] = Field(default_factory=dict, description="Further Spark settings.")
+    kernel: Literal["fast", "reference"] = Field(
+        "fast", description="How text is encoded; both count the same, `reference` by the tokenizer alone."
+    )
     cache_mib: int = Field(256, ge=16, description="Limit of a worker's table of chunks, in MiB.")
     audit_every: int = Field(
         256, ge=1, description="One document in this many is encoded again by the reference."
@@ -439,6 +449,7 @@ def parse_job(tree: Any, *, base: Path, source: str = "job", overrides: tuple[st
     """
     if not isinstance(tree, dict):
         raise JobError(f"{source}: a job file is a mapping of keys, see docs/job-file.md")
+    tree = copy.deepcopy(tree)
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key:

@@ -68,11 +68,33 @@ def exists(path: str) -> bool:
     return bool(fs.exists(plain))
 
 
+def list_folder(path: str) -> list[str]:
+    """The names in a folder, sorted; none where there is no such folder."""
+    fs, plain = split_url(path)
+    try:
+        found = with_retries(lambda: fs.ls(plain, detail=False), path)
+    except FileNotFoundError:
+        return []
+    return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
+
+
 def read_bytes(path: str) -> bytes:
     """All of a small file. Raises StorageError naming it."""
     fs, plain = split_url(path)
     try:
         data: bytes = with_retries(lambda: fs.cat_file(plain), path)
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from None
+    return data
+
+
+def read_range(path: str, start: int, end: int) -> bytes:
+    """Bytes start to end of a file, fewer where it is shorter. Raises StorageError naming it."""
+    fs, plain = split_url(path)
+    try:
+        data: bytes = with_retries(lambda: fs.cat_file(plain, start=start, end=end), path)
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file") from None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `spark-submit` runs: `spark-submit deploy/main.py run JOB.yaml`, with the arguments of coverage-job."""
+"""What `spark-submit` runs, with the arguments of coverage-job: `spark-submit deploy/main.py run JOB.yaml`."""
 
 import sys
 

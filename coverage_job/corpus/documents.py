@@ -75,7 +75,9 @@ class TokenBatch:
 
 def select_documents(batch: TextBatch, which: Int64) -> TextBatch:
     """The documents of the given positions, in that order, as a batch of their own."""
-    texts, pieces, documents, spans = [], [np.zeros(1, np.int64)], [0], []
+    texts, pieces, documents = [], [np.zeros(1, np.int64)], [0]
+    spans: list[Int64] = []
+    plain: list[Int64] = []
     size = 0
     for i in which.tolist():
         first, last = int(batch.documents[i]), int(batch.documents[i + 1])
@@ -83,9 +85,10 @@ def select_documents(batch: TextBatch, which: Int64) -> TextBatch:
         texts.append(batch.text[start:end])
         pieces.append(batch.pieces[first + 1 : last + 1] - start + size)
         documents.append(documents[-1] + last - first)
-        if batch.spans is not None:
-            lo, hi = np.searchsorted(batch.spans[:, 0], [start, end])
-            spans.append(batch.spans[lo:hi] - start + size)
+        for ranges, chosen in ((batch.spans, spans), (batch.plain, plain)):
+            if ranges is not None:
+                lo, hi = np.searchsorted(ranges[:, 0], [start, end])
+                chosen.append(ranges[lo:hi] - start + size)
         size += end - start
     return TextBatch(
         text=np.concatenate([np.empty(0, np.uint8), *texts]),
@@ -93,6 +96,7 @@ def select_documents(batch: TextBatch, which: Int64) -> TextBatch:
         documents=np.array(documents, np.int64),
         spans=None if batch.spans is None else np.concatenate([np.empty((0, 2), np.int64), *spans]),
         keys=batch.keys[which],
+        plain=None if batch.plain is None else np.concatenate([np.empty((0, 2), np.int64), *plain]),
     )
 
 

@@ -45,7 +45,7 @@ def owned(chunks: Iterator[bytes], start: int, end: int, limit: int) -> Iterator
             if newline >= 0:
                 yield chunk[: newline + 1]
                 return
-            if -last > limit:
+            if -last > limit + len(BOM):
                 yield chunk
                 return
         position += len(chunk)

@@ -16,8 +16,8 @@ from coverage_job.errors import BadFileError
 CHUNK = 1 << 20
 _OUT = 1 << 20
 # A zstd block of 4 bytes can stand for 128 KiB, and its decompressor gives out all it can: small
-# inputs keep a hostile file from filling memory in one step.
-_ZSTD_IN = 1 << 14
+# inputs keep a hostile file from filling memory in one step (256 MiB at worst).
+_ZSTD_IN = 1 << 13
 _XZ_MEMORY = 1 << 28
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}

@@ -64,7 +64,7 @@ def load_template(tokenizer: str, choice: str = "auto", name: str | None = None)
     if choice == "none":
         return None
     folder = _folder(tokenizer)
-    tokens = tuple(_token_texts(folder))
+    tokens = tuple(token_texts(tokenizer).items())
     if choice != "auto":
         return TemplateSpec(choice, name or "default", _read(choice), tokens=tokens)
     named = dict(_named(folder))
@@ -137,11 +137,16 @@ def _named(folder: str) -> Iterator[tuple[str, str]]:
                 yield base.removesuffix(".jinja"), _read(f"{extra}/{base}")
 
 
-def _token_texts(folder: str) -> Iterator[tuple[str, str]]:
+def token_texts(tokenizer: str) -> dict[str, str]:
+    """The special tokens that a tokenizer's folder names, such as ``bos_token``, by name.
+
+    tokenizer: the folder, or a file in it.
+    """
+    folder = _folder(tokenizer)
     values = _json(f"{folder}/special_tokens_map.json") | _json(f"{folder}/{_CONFIG}")
+    found = {}
     for key, value in sorted(values.items()):
-        if not key.endswith("_token"):
-            continue
         text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            yield key, text
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from coverage_job.corpus.plan import Piece
 from coverage_job.errors import BadFileError
 
-_NPY = import_module("numpy.lib.format")  # its functions carry no types
+_NPY: dict[str, Any] = vars(np.lib.format)  # its functions carry no types
 
 READ_BYTES = 4 << 20
 _DOCUMENTS = 1 << 16  # of which the index is held at once
@@ -169,10 +168,8 @@ def _documents(
 def npy_header(file: Any, path: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """(number type, shape, byte of the first number) of a .npy file. Raises BadFileError."""
     try:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        version = _NPY["read_magic"](file)
+        read = _NPY["read_array_header_1_0" if version == (1, 0) else "read_array_header_2_0"]
         shape, fortran, dtype = read(file)
     except (ValueError, EOFError) as error:
         raise BadFileError(f"{path}: not a .npy file ({error})") from None

@@ -10,9 +10,9 @@ from __future__ import annotations
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 import numpy as np
 
-from coverage_job.corpus.documents import Int32
 from coverage_job.counting.compiled import compiled, inlined
 
+EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 NONE = np.int32(0x7FFFFFFF)
 _FAN = 16
 SHORT = 128  # symbols up to which pairs are scanned
@@ -28,71 +28,64 @@ def _slot(key, mask):
 def index_merges(merges):
     """The pairs of `merges` (int32[m, 3]: left, right, product; the row is the rank) as an open hash table.
 
-    Returns keys uint64[size] (left << 32 | right, all ones where empty) and int32[size, 2] (rank, product). A
-    pair that stands twice has its last rank.
+    Returns uint64[size, 2], a row: left << 32 | right (all ones where empty), rank << 32 | product. A pair that
+    stands twice has its last rank.
     """
     size = 16
     while size < 2 * len(merges):
         size *= 2
-    keys = np.full(size, np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64)
-    values = np.zeros((size, 2), np.int32)
+    table = np.full((size, 2), EMPTY, np.uint64)
     mask = np.uint64(size - 1)
     for rank in range(len(merges)):
         key = (np.uint64(merges[rank, 0]) << np.uint64(32)) | np.uint64(merges[rank, 1])
         at = _slot(key, mask)
-        while keys[at] != np.uint64(0xFFFFFFFFFFFFFFFF) and keys[at] != key:
+        while table[at, 0] != EMPTY and table[at, 0] != key:
             at = (at + 1) & (size - 1)
-        keys[at] = key
-        values[at, 0] = rank
-        values[at, 1] = merges[rank, 2]
-    return keys, values
+        table[at, 0] = key
+        table[at, 1] = (np.uint64(rank) << np.uint64(32)) | np.uint64(merges[rank, 2])
+    return table
 
 
 @inlined
-def _find(keys, values, left, right):
-    """(rank, product) of a pair; (NONE, 0) where it is none."""
-    mask = np.uint64(len(keys) - 1)
+def _find(table, left, right):
+    """rank << 32 | product of a pair; EMPTY, which is above all ranks, where it is none."""
+    mask = np.uint64(len(table) - 1)
     key = (np.uint64(left) << np.uint64(32)) | np.uint64(right)
     at = _slot(key, mask)
-    rank = NONE
-    product = np.int32(0)
-    while True:
-        found = keys[at]
-        if found == key:
-            rank = values[at, 0]
-            product = values[at, 1]
-            break
-        if found == np.uint64(0xFFFFFFFFFFFFFFFF):
-            break
+    while table[at, 0] != key and table[at, 0] != EMPTY:
         at = (at + 1) & np.int64(mask)
-    return rank, product
+    return table[at, 1]
+
+
+@inlined
+def _rank(found):
+    return NONE if found == EMPTY else np.int32(found >> np.uint64(32))
 
 
 @compiled
-def merge_short(symbols, n, ranks, products, keys, values):
-    """Merge symbols[:n] in place; returns how many are left. ranks, products: scratch int32[n]."""
+def merge_short(symbols, n, pairs, table):
+    """Merge symbols[:n] in place; returns how many are left. pairs: scratch uint64[n]."""
     for i in range(n - 1):
-        ranks[i], products[i] = _find(keys, values, symbols[i], symbols[i + 1])
+        pairs[i] = _find(table, symbols[i], symbols[i + 1])
     while n > 1:
-        best = NONE
+        best = EMPTY
         at = -1
         for i in range(n - 1):
-            if ranks[i] < best:
-                best = ranks[i]
+            # One rank has one pair, so the lowest value is the lowest rank; the first of equals is the leftmost.
+            if pairs[i] < best:
+                best = pairs[i]
                 at = i
         if at < 0:
             break
-        symbols[at] = products[at]
+        symbols[at] = np.int32(best & np.uint64(0xFFFFFFFF))
         n -= 1
         for i in range(at + 1, n):
             symbols[i] = symbols[i + 1]
-        for i in range(at + 1, n - 1):
-            ranks[i] = ranks[i + 1]
-            products[i] = products[i + 1]
+            pairs[i - 1] = pairs[i]
         if at > 0:
-            ranks[at - 1], products[at - 1] = _find(keys, values, symbols[at - 1], symbols[at])
+            pairs[at - 1] = _find(table, symbols[at - 1], symbols[at])
         if at < n - 1:
-            ranks[at], products[at] = _find(keys, values, symbols[at], symbols[at + 1])
+            pairs[at] = _find(table, symbols[at], symbols[at + 1])
     return n
 
 
@@ -111,7 +104,7 @@ def _update(tree, offsets, depth, position):
 
 
 @compiled
-def merge_long(symbols, n, widths, keys, values):
+def merge_long(symbols, n, widths, table):
     """As merge_short, for any n. widths: int32 per id, the symbols that a token was merged from.
 
     A token begins at the place of its first symbol; its last place holds the complement of its width
@@ -130,7 +123,7 @@ def merge_long(symbols, n, widths, keys, values):
         depth += 1
     tree = np.full(total, NONE, np.int32)
     for i in range(n - 1):
-        tree[i] = _find(keys, values, symbols[i], symbols[i + 1])[0]
+        tree[i] = _rank(_find(table, symbols[i], symbols[i + 1]))
     for level in range(1, depth):
         below = offsets[level - 1]
         count = (offsets[level] - below) // _FAN
@@ -154,19 +147,19 @@ def merge_long(symbols, n, widths, keys, values):
         if at < 0:
             break
         right = at + widths[symbols[at]]
-        product = _find(keys, values, symbols[at], symbols[right])[1]
+        product = np.int32(_find(table, symbols[at], symbols[right]) & np.uint64(0xFFFFFFFF))
         symbols[at] = product
         width = widths[product]
         symbols[at + width - 1] = ~np.int32(width)
         tree[right] = NONE
         _update(tree, offsets, depth, right)
         after = at + width
-        tree[at] = _find(keys, values, product, symbols[after])[0] if after < n else NONE
+        tree[at] = _rank(_find(table, product, symbols[after])) if after < n else NONE
         _update(tree, offsets, depth, at)
         if at > 0:
             last = symbols[at - 1]
             before = at - 1 if last >= 0 else at - np.int64(~last)
-            tree[before] = _find(keys, values, symbols[before], product)[0]
+            tree[before] = _rank(_find(table, symbols[before], product))
             _update(tree, offsets, depth, before)
     count = 0
     at = 0
@@ -176,13 +169,3 @@ def merge_long(symbols, n, widths, keys, values):
         symbols[count] = symbol
         count += 1
     return count
-
-
-def merge(symbols: Int32, widths: Int32, keys: object, values: object) -> Int32:
-    """`symbols` merged, by either way: what tests compare. Changes `symbols`."""
-    n = len(symbols)
-    if n <= SHORT:
-        left = merge_short(symbols, n, np.empty(n, np.int32), np.empty(n, np.int32), keys, values)
-    else:
-        left = merge_long(symbols, n, widths, keys, values)
-    return symbols[:left]

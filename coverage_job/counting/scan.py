@@ -1,8 +1,8 @@
 """The compiled loop: text -> chunks -> ids.
 
-A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there
-is encoded and kept. Chunks are handled a few hundred at a time, so that the look-ups of one group, each
-likely a cache miss, overlap.
+A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there is encoded
+and kept. Chunks are handled some hundred at a time, step by step, so that the look-ups of one group, each likely a
+cache miss, overlap.
 """
 
 from __future__ import annotations
@@ -14,50 +14,41 @@ import numpy as np
 
 from coverage_job.counting.bpe import SHORT, merge_long, merge_short
 from coverage_job.counting.compiled import compiled, inlined
+from coverage_job.counting.split import decode, find_tokens, find_tokens_by_steps
+from coverage_job.counting.table import LONG, LOW_BYTES, hash_long, keep, key_of, look_up, word, word_up_to
 
 GROUP = 512  # chunks looked up together
-LONG = 2048  # bytes past which a chunk is encoded each time, not kept
-# ASCII text without a space is rarely worth cutting by pairs, except where it goes on.
-ASCII_RUN = 32
+# Words of alphabets repeat as they are; only where they go on, and among the characters from here on (CJK, kana,
+# Hangul), which are written without spaces, is it worth cutting by pairs.
+RUN = 32
+DENSE = 0x2E80
+_HIGH = np.uint64(0x8080808080808080)
+_HASH = np.uint64(0x9E3779B97F4A7C15)
 
 # How a chunk was cut: what it encodes to may depend on it.
-PART, WHOLE, FIRST = 0, 1, 2
+PART, WHOLE = 0, 1
+# Or what stands in a chunk's place.
+END_OF_PIECE, ADDED = -1, -2
 
 # Why the loop came back.
-DONE, NO_ROOM, TABLE_FULL, NEEDS_IDS = 0, 1, 2, 3
+DONE, NO_ROOM, TABLE_FULL = 0, 1, 2
 
 
 class Model(NamedTuple):
     """What is known of the tokenizer (see cuts.py), laid out for the loop."""
 
     classes: Any  # uint8[0x110000]
-    steps: Any  # int32[states of all levels * (classes + 1)], values are row offsets << 1 | match
+    steps: Any  # int32, see split.py
     starts: Any  # int64[levels], the offset of each level's start state
     width: int  # classes + 1
     pairs: Any  # uint8[bits / 8]
     pair_shift: int
     groups: Any  # uint32[0x110000]
-    ascii_run: int
+    run: int  # bytes of a pre-token past which all pairs are tested
     whole_differs: bool
     single: Any  # int32[256]
     widths: Any  # int32[rows]
-    merge_keys: Any
-    merge_values: Any
-
-
-class Table(NamedTuple):
-    """Chunks and what they encode to.
-
-    rows: uint64[size, 4], a row: the first 16 bytes (or the hash and the place in `bytes` of a longer chunk),
-        then ids << 48 | kind << 32 | length + 1 (0: empty), then the ids: one or two inline (low half first), else
-        their place in `ids`.
-    used: int64[3]: rows, bytes and ids in use.
-    """
-
-    rows: Any
-    bytes: Any
-    ids: Any
-    used: Any
+    merges: Any  # see bpe.index_merges
 
 
 class Batch(NamedTuple):
@@ -82,573 +73,411 @@ class Output(NamedTuple):
     seams: Any
 
 
-# Positions in `state`, an int64 array that lives from call to call.
-PIECE, AT, SEGMENT_END, TOKEN_START, TOKEN_END, MATCH, SPAN, TOTAL, LEVELS = 0, 1, 2, 3, 4, 5, 6, 7, 8
-STATE_SIZE = 64
+class Group(NamedTuple):
+    """Chunks handled together, each with GROUP places: start, end, kind (or END_OF_PIECE; or ADDED, whose start is
+    the number of the match), the parts of its key in the table, its row."""
 
-_K1 = np.uint64(0x9E3779B97F4A7C15)
-_K2 = np.uint64(0xC2B2AE3D27D4EB4F)
-_HIGH = np.uint64(0x8080808080808080)
-_LOW_BYTES = np.array([(1 << (8 * n)) - 1 for n in range(8)] + [(1 << 64) - 1], np.uint64)
+    starts: Any
+    ends: Any
+    kinds: Any
+    firsts: Any
+    seconds: Any
+    tags: Any
+    found: Any
+    token_ends: Any  # pre-tokens found ahead
+    levels: Any  # see split.find_tokens_by_steps
+
+
+def new_group() -> Group:
+    return Group(
+        *[np.empty(GROUP, np.int64) for _ in range(3)],
+        *[np.empty(GROUP, np.uint64) for _ in range(3)],
+        np.empty(GROUP, np.int64),
+        np.empty(GROUP, np.int64),
+        np.full((16, 3), -1, np.int64),
+    )
+
+
+# Positions in `state`, an int64 array that lives from call to call.
+PIECE, AT, SEGMENT_END, TOKEN_START, TOKEN_END, TOKEN, TOKENS, MATCH, SPAN, TOTAL, CUT = range(11)
+# What `_cut` says of the group, which may wait for room: chunks, most tokens, most ids and bytes to keep, the end.
+N, MOST_TOKENS, MOST_IDS, MOST_BYTES, LAST, FIRST_PIECE = range(11, 17)
+STATE_SIZE = 17
 
 
 @inlined
-def _word(text, at):
-    # The compiler makes one load of this.
-    u = np.uint64
+def _has(pairs, shift, left, right):
+    key = ((np.uint64(left) << np.uint64(21)) | np.uint64(right)) * _HASH
+    bit = np.int64(key >> np.uint64(shift))
+    return (pairs[bit >> 3] >> (bit & 7)) & 1 != 0
+
+
+@inlined
+def _spanned(pairs, shift, groups, left, right):
+    """Whether a product may span the two characters. All is looked up, which is cheaper than to foresee."""
+    by_left = np.int64(groups[left] >> np.uint32(16))
+    by_right = np.int64(groups[right] & np.uint32(0xFFFF))
     return (
-        u(text[at])
-        | (u(text[at + 1]) << u(8))
-        | (u(text[at + 2]) << u(16))
-        | (u(text[at + 3]) << u(24))
-        | (u(text[at + 4]) << u(32))
-        | (u(text[at + 5]) << u(40))
-        | (u(text[at + 6]) << u(48))
-        | (u(text[at + 7]) << u(56))
+        _has(pairs, shift, left, right)
+        | ((by_left != 0) & _has(pairs, shift, 0x110000 + by_left, right))
+        | ((by_right != 0) & _has(pairs, shift, left, 0x110000 + by_right))
+        | ((by_left != 0) & (by_right != 0) & _has(pairs, shift, 0x110000 + by_left, 0x110000 + by_right))
     )
 
 
 @inlined
-def _word_up_to(text, at, end):
-    """Up to 8 bytes of text[at:end], never reading past the array."""
-    n = end - at
-    if at + 8 <= len(text):
-        w = _word(text, at)
-        return w if n >= 8 else w & _LOW_BYTES[n]
-    w = np.uint64(0)
-    for i in range(min(n, 8)):
-        w |= np.uint64(text[at + i]) << np.uint64(8 * i)
-    return w
+def _has_long_character(word):
+    """Whether a word of text has a byte of 0xE0 or more, which begins a character of three or four bytes."""
+    return (word & (word << np.uint64(1)) & (word << np.uint64(2)) & _HIGH) != 0
 
 
 @inlined
-def _mix(a, b):
-    h = (a ^ (b * _K2)) * _K1
-    h ^= h >> np.uint64(32)
-    h *= _K2
-    return h ^ (h >> np.uint64(29))
-
-
-@compiled
-def _hash_long(text, start, end):
-    h = np.uint64(end - start)
-    at = start
-    while at + 8 <= end:
-        h = _mix(h, _word(text, at))
-        at += 8
-    if at < end:
-        h = _mix(h, _word_up_to(text, at, end))
-    return h
-
-
-@inlined
-def _decode(text, at):
-    """(code point, bytes) of the character at `at`, in valid UTF-8."""
-    b = np.int64(text[at])
-    if b < 0x80:
-        return b, 1
-    if b < 0xE0:
-        return ((b & 0x1F) << 6) | (np.int64(text[at + 1]) & 0x3F), 2
-    if b < 0xF0:
-        return ((b & 0x0F) << 12) | ((np.int64(text[at + 1]) & 0x3F) << 6) | (np.int64(text[at + 2]) & 0x3F), 3
-    return (
-        ((b & 0x07) << 18)
-        | ((np.int64(text[at + 1]) & 0x3F) << 12)
-        | ((np.int64(text[at + 2]) & 0x3F) << 6)
-        | (np.int64(text[at + 3]) & 0x3F)
-    ), 4
-
-
-@inlined
-def _match(model, level, text, at, limit):
-    """The end of the level's match that begins at `at`, or -1."""
-    state = model.starts[level]
-    end = np.int64(-1)
-    while at < limit:
-        point, size = _decode(text, at)
-        step = np.int64(model.steps[state + model.classes[point]])
-        if step & 1:
-            end = at
-        state = step >> 1
-        if state == 0:
-            return end
-        at += size
-    if model.steps[state + model.width - 1] & 1:
-        end = at
-    return end
-
-
-@inlined
-def _has(model, left, right):
-    key = ((np.uint64(left) << np.uint64(21)) | np.uint64(right)) * _K1
-    bit = np.int64(key >> np.uint64(model.pair_shift))
-    return (model.pairs[bit >> 3] >> (bit & 7)) & 1 != 0
-
-
-@inlined
-def _spanned(model, left, right):
-    """Whether a merge's product may span the two characters."""
-    if _has(model, left, right):
-        return True
-    by_left = np.int64(model.groups[left] >> np.uint32(16))
-    by_right = np.int64(model.groups[right] & np.uint32(0xFFFF))
-    if by_left and _has(model, 0x110000 + by_left, right):
-        return True
-    if by_right:
-        if _has(model, left, 0x110000 + by_right):
-            return True
-        if by_left and _has(model, 0x110000 + by_left, 0x110000 + by_right):
-            return True
-    return False
-
-
-@compiled
-def _chunk_end(model, text, start, token_end):
-    """The first place after `start` where the pre-token may be cut, or its end."""
-    left, size = _decode(text, start)
-    at = start + size
-    while at < token_end:
-        right, size = _decode(text, at)
-        if ((left | right) >= 0x80 or at - start >= model.ascii_run) and not _spanned(model, left, right):
-            return at
+def _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, ends, n):
+    """Cut a pre-token on from `at`, writing the ends of chunks from n on, up to GROUP; returns the new n."""
+    left, size = decode(text, at)
+    place = at + size
+    while place < token_end and n < GROUP:
+        right, size = decode(text, place)
+        tested = (left >= DENSE) | (right >= DENSE) | (place - token_start >= run)
+        # Written always, counted where it is a cut.
+        ends[n] = place
+        n += np.int64(tested & (not _spanned(pairs, shift, groups, left, right)))
         left = right
-        at += size
-    return token_end
-
-
-@inlined
-def _next_token(model, text, state):
-    """Sets TOKEN_START and TOKEN_END to the pre-token that begins at AT."""
-    n_levels = len(model.starts)
-    at = state[AT]
-    state[TOKEN_START] = at
-    if n_levels == 1:
-        # No end of an outer level to watch; what the pattern does not match is a pre-token up to the next match.
-        limit = state[SEGMENT_END]
-        end = _match(model, 0, text, at, limit)
-        if end < 0:
-            end = at + _decode(text, at)[1]
-            while end < limit and _match(model, 0, text, end, limit) < 0:
-                end += _decode(text, end)[1]
-        state[TOKEN_END] = end
-        return
-    # Level k keeps: the end of its piece, and the match that follows where the piece is a gap.
-    limit = state[SEGMENT_END]
-    for level in range(n_levels):
-        base = LEVELS + 3 * level
-        if state[base] <= at:
-            if state[base + 1] == at:
-                state[base] = state[base + 2]
-            else:
-                end = _match(model, level, text, at, limit)
-                if end < 0:
-                    gap = at + _decode(text, at)[1]
-                    while gap < limit:
-                        end = _match(model, level, text, gap, limit)
-                        if end >= 0:
-                            break
-                        gap += _decode(text, gap)[1]
-                    state[base + 1] = gap
-                    state[base + 2] = end
-                    end = gap
-                state[base] = end
-            for inner in range(level + 1, n_levels):
-                state[LEVELS + 3 * inner] = -1
-                state[LEVELS + 3 * inner + 1] = -1
-        limit = state[base]
-    state[TOKEN_END] = limit
-
-
-@inlined
-def _next_segment(batch, state):
-    """Moves on to where text or an added token follows. Returns the added token's match, or -1; -2 at the end of
-    a piece, -3 at the end of the batch."""
-    piece = state[PIECE]
-    if piece >= len(batch.pieces) - 1:
-        return -3
-    end = batch.pieces[piece + 1]
-    if state[AT] >= end or batch.skip[piece] != 0:
-        return -2
-    m = state[MATCH]
-    while m < len(batch.matches) and batch.matches[m, 3] < piece:
-        m += 1
-    state[MATCH] = m
-    if m < len(batch.matches) and batch.matches[m, 3] == piece:
-        if batch.matches[m, 0] == state[AT]:
-            return m
-        end = batch.matches[m, 0]
-    state[SEGMENT_END] = end
-    state[TOKEN_END] = state[AT]
-    for k in range(LEVELS, STATE_SIZE):
-        state[k] = -1
-    return -1
-
-
-@inlined
-def _home(first, second, tag):
-    return _mix(first ^ (tag * _K2), second)
-
-
-@compiled
-def keep(table, row, first, second, tag, text, start, ids, n):
-    """Fill an empty row with a chunk (its length in `tag`) and its ids."""
-    rows, used = table.rows, table.used
-    length = np.int64(tag & np.uint64(0xFFFFFFFF)) - 1
-    rows[row, 0] = first
-    if length > 16:
-        rows[row, 1] = np.uint64(used[1])
-        for i in range(length):
-            table.bytes[used[1] + i] = text[start + i]
-        used[1] += length
-    else:
-        rows[row, 1] = second
-    rows[row, 2] = tag | (np.uint64(n) << np.uint64(48))
-    if n <= 2:
-        value = np.uint64(0)
-        for i in range(n):
-            value |= np.uint64(ids[i]) << np.uint64(32 * i)
-        rows[row, 3] = value
-    else:
-        rows[row, 3] = np.uint64(used[2])
-        for i in range(n):
-            table.ids[used[2] + i] = ids[i]
-        used[2] += n
-    used[0] += 1
-
-
-@inlined
-def _look_up(table, first, second, tag, text, start):
-    """The row of a chunk, or of the empty row where it belongs."""
-    rows = table.rows
-    mask = np.int64(len(rows) - 1)
-    length = np.int64(tag & np.uint64(0xFFFFFFFF)) - 1
-    row = np.int64(_home(first, np.uint64(0) if length > 16 else second, tag)) & mask
-    while True:
-        found = rows[row, 2]
-        if found == 0:
-            return row
-        if (found & np.uint64(0xFFFFFFFFFFFF)) == tag and rows[row, 0] == first:
-            if length <= 16:
-                if rows[row, 1] == second:
-                    return row
-            else:
-                place = np.int64(rows[row, 1])
-                same = True
-                for i in range(length):
-                    if table.bytes[place + i] != text[start + i]:
-                        same = False
-                        break
-                if same:
-                    return row
-        row = (row + 1) & mask
-
-
-@inlined
-def _key(text, start, end, kind):
-    tag = np.uint64(end - start + 1) | (np.uint64(kind) << np.uint64(32))
-    if end - start > 16:
-        return _hash_long(text, start, end), np.uint64(0), tag
-    first = _word_up_to(text, start, end)
-    second = _word_up_to(text, start + 8, end) if end - start > 8 else np.uint64(0)
-    return first, second, tag
-
-
-@compiled
-def preload(table, texts, ends, ids, kind):
-    """Keep texts[ends[i]:ends[i + 1]] with the one id ids[i]."""
-    for i in range(len(ids)):
-        start, end = ends[i], ends[i + 1]
-        if end - start > LONG or end == start:
-            continue
-        first, second, tag = _key(texts, start, end, kind)
-        row = _look_up(table, first, second, tag, texts, start)
-        if table.rows[row, 2] == 0:
-            keep(table, row, first, second, tag, texts, start, ids[i : i + 1], 1)
-
-
-@compiled
-def regrow(table, bigger):
-    """Copy all rows into the empty rows of a larger table that shares the rest."""
-    old, new = table.rows, bigger.rows
-    mask = np.int64(len(new) - 1)
-    for i in range(len(old)):
-        tag = old[i, 2] & np.uint64(0xFFFFFFFFFFFF)
-        if tag == 0:
-            continue
-        length = np.int64(tag & np.uint64(0xFFFFFFFF)) - 1
-        row = np.int64(_home(old[i, 0], np.uint64(0) if length > 16 else old[i, 1], tag)) & mask
-        while new[row, 2] != 0:
-            row = (row + 1) & mask
-        for j in range(4):
-            new[row, j] = old[i, j]
-
-
-@compiled
-def encode_chunk(model, vocabulary, text, start, end, kind, symbols, ranks, products):
-    """Encode a chunk by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
-    n = end - start
-    if kind == WHOLE and n <= LONG:
-        first, second, tag = _key(text, start, end, WHOLE)
-        row = _look_up(vocabulary, first, second, tag, text, start)
-        if vocabulary.rows[row, 2] != 0:
-            symbols[0] = np.int32(vocabulary.rows[row, 3])
-            return 1
-    for i in range(n):
-        symbols[i] = model.single[text[start + i]]
-    if n <= SHORT:
-        return merge_short(symbols, n, ranks, products, model.merge_keys, model.merge_values)
-    return merge_long(symbols, n, model.widths, model.merge_keys, model.merge_values)
-
-
-@inlined
-def _emit(batch, out, state, piece, start, end, ids, first, n, widths, t):
-    """Write n ids of the text start:end, with their mask where the batch has spans; returns the new total."""
-    for i in range(n):
-        out.ids[t + i] = ids[first + i]
-    if batch.has_spans:
-        spans = batch.spans
-        s = state[SPAN]
-        while s < len(spans) and spans[s, 1] <= start:
-            s += 1
-        state[SPAN] = s
-        if s >= len(spans) or spans[s, 0] >= end:
-            for i in range(n):
-                out.mask[t + i] = 0
-        elif spans[s, 0] <= start and end <= spans[s, 1]:
-            for i in range(n):
-                out.mask[t + i] = 1
-        else:
-            at = start
-            for i in range(n):
-                after = end if n == 1 else at + widths[ids[first + i]]
-                while s < len(spans) and spans[s, 1] <= at:
-                    s += 1
-                inside = s < len(spans) and spans[s, 0] < after
-                out.mask[t + i] = inside
-                if inside and not (spans[s, 0] <= at and after <= spans[s, 1]):
-                    out.seams[piece] += 1
-                at = after
-    return t + n
-
-
-@compiled
-def run(model, vocabulary, table, batch, state, out):
-    """Encode on from `state` into `out`, until the batch is done, `out` or the table is full.
-
-    Returns (why it stopped, tokens written, the least room in tokens for the next group).
-    """
-    text = batch.text
-    starts = np.empty(GROUP, np.int64)
-    ends = np.empty(GROUP, np.int64)
-    # The kind of a chunk; or -1: the end of a piece; or -2 - m: the added token of match m.
-    kinds = np.empty(GROUP, np.int64)
-    firsts = np.empty(GROUP, np.uint64)
-    seconds = np.empty(GROUP, np.uint64)
-    tags = np.empty(GROUP, np.uint64)
-    found = np.empty(GROUP, np.int64)
-    symbols = np.empty(LONG + 1, np.int32)
-    ranks = np.empty(SHORT + 1, np.int32)
-    products = np.empty(SHORT + 1, np.int32)
-    saved = np.empty_like(state)
-    t = np.int64(0)
-    room = len(out.ids)
-    while True:
-        saved[:] = state
-        n = 0
-        tokens_most = np.int64(0)
-        ids_kept = np.int64(0)
-        bytes_kept = np.int64(0)
-        done = False
-        while n < GROUP:
-            at = state[AT]
-            if at >= state[TOKEN_END]:
-                if at >= state[SEGMENT_END]:
-                    m = _next_segment(batch, state)
-                    if m == -3:
-                        done = True
-                        break
-                    if m == -2:
-                        kinds[n] = -1
-                        n += 1
-                        state[PIECE] += 1
-                        state[AT] = batch.pieces[state[PIECE]]
-                        state[SEGMENT_END] = state[AT]
-                        state[TOKEN_END] = state[AT]
-                        continue
-                    if m >= 0:
-                        kinds[n] = -2 - m
-                        n += 1
-                        tokens_most += 1
-                        state[MATCH] += 1
-                        state[AT] = batch.matches[m, 1]
-                        state[SEGMENT_END] = state[AT]
-                        state[TOKEN_END] = state[AT]
-                        continue
-                _next_token(model, text, state)
-            token_end = state[TOKEN_END]
-            size = token_end - at
-            end = token_end
-            if size <= 16:
-                first = _word_up_to(text, at, end)
-                second = _word_up_to(text, at + 8, end) if size > 8 else np.uint64(0)
-                if (first | second) & _HIGH:
-                    end = _chunk_end(model, text, at, token_end)
-                    size = end - at
-                    if size <= 8:
-                        first &= _LOW_BYTES[size]
-                        second = np.uint64(0)
-                    else:
-                        second &= _LOW_BYTES[size - 8]
-            else:
-                end = _chunk_end(model, text, at, token_end)
-                size = end - at
-                if size <= 16:
-                    first = _word_up_to(text, at, end)
-                    second = _word_up_to(text, at + 8, end) if size > 8 else np.uint64(0)
-                elif size <= LONG:
-                    first = _hash_long(text, at, end)
-                    second = np.uint64(0)
-                    bytes_kept += size
-                else:
-                    first = np.uint64(0)
-                    second = np.uint64(0)
-            kind = PART
-            if model.whole_differs and end == token_end and at == state[TOKEN_START]:
-                kind = WHOLE
-            starts[n] = at
-            ends[n] = end
-            kinds[n] = kind
-            firsts[n] = first
-            seconds[n] = second
-            tags[n] = np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32))
-            tokens_most += size
-            if size <= LONG:
-                ids_kept += size
-            n += 1
-            state[AT] = end
-        if n == 0:
-            return DONE, t, np.int64(0)
-        if t + tokens_most > room:
-            state[:] = saved
-            return NO_ROOM, t, tokens_most
-        if (
-            2 * (table.used[0] + GROUP) > len(table.rows)
-            or table.used[1] + bytes_kept > len(table.bytes)
-            or table.used[2] + ids_kept > len(table.ids)
-        ):
-            state[:] = saved
-            return TABLE_FULL, t, ids_kept
-        for i in range(n):
-            if kinds[i] >= 0 and ends[i] - starts[i] <= LONG:
-                row = _look_up(table, firsts[i], seconds[i], tags[i], text, starts[i])
-                found[i] = row if table.rows[row, 2] != 0 else -1
-        piece = saved[PIECE]
-        for i in range(n):
-            if kinds[i] < 0:
-                if kinds[i] == -1:
-                    out.piece_ends[piece] = state[TOTAL] + t
-                    piece += 1
-                else:
-                    m = -2 - kinds[i]
-                    symbols[0] = batch.matches[m, 2]
-                    t = _emit(
-                        batch, out, state, piece, batch.matches[m, 0], batch.matches[m, 1], symbols, 0, 1, model.widths, t
-                    )
-                continue
-            start, end = starts[i], ends[i]
-            if end - start > LONG:
-                many = np.empty(end - start, np.int32)
-                count = encode_chunk(model, vocabulary, text, start, end, kinds[i], many, ranks, products)
-                t = _emit(batch, out, state, piece, start, end, many, 0, count, model.widths, t)
-                continue
-            row = found[i]
-            if row < 0:
-                # New, unless it came twice in this group.
-                row = _look_up(table, firsts[i], seconds[i], tags[i], text, start)
-                if table.rows[row, 2] == 0:
-                    count = encode_chunk(model, vocabulary, text, start, end, kinds[i], symbols, ranks, products)
-                    keep(table, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
-            count = np.int64(table.rows[row, 2] >> np.uint64(48))
-            value = table.rows[row, 3]
-            if count <= 2:
-                symbols[0] = np.int32(value & np.uint64(0xFFFFFFFF))
-                symbols[1] = np.int32(value >> np.uint64(32))
-                t = _emit(batch, out, state, piece, start, end, symbols, 0, count, model.widths, t)
-            else:
-                t = _emit(batch, out, state, piece, start, end, table.ids, np.int64(value), count, model.widths, t)
-        if done:
-            return DONE, t, np.int64(0)
-
-
-@inlined
-def _next_match(text, at, end, nodes, first):
-    """(start, end, id) of the leftmost and there longest added token in text[at:end]; start is -1 where none."""
-    while at < end:
-        node = np.int64(first[text[at]])
-        best = np.int64(-1)
-        token = np.int64(-1)
-        place = at
-        while node != 0:
-            place += 1
-            if nodes[node, 3] != -1:
-                best = place
-                token = np.int64(nodes[node, 3])
-            if place >= end:
-                break
-            node = np.int64(nodes[node, 1])
-            while node != 0 and nodes[node, 0] != text[place]:
-                node = np.int64(nodes[node, 2])
-        if best >= 0:
-            return at, best, token
-        at += 1
-    return np.int64(-1), np.int64(-1), np.int64(-1)
-
-
-@compiled
-def find_added(text, pieces, raw_nodes, raw_first, nodes, first, matches):
-    """Added tokens of all pieces as rows of `matches` (start, end, id, piece), in order: those looked for in raw
-    text first, then others between them. Returns their number, which may exceed the room: then call again."""
-    n = 0
-    has_raw = len(raw_nodes) > 1
-    has_other = len(nodes) > 1
-    for piece in range(len(pieces) - 1):
-        at, piece_end = pieces[piece], pieces[piece + 1]
-        while at < piece_end:
-            start, end, token = np.int64(-1), np.int64(-1), np.int64(-1)
-            if has_raw:
-                start, end, token = _next_match(text, at, piece_end, raw_nodes, raw_first)
-            if has_other:
-                limit = start if start >= 0 else piece_end
-                while at < limit:
-                    s, e, i = _next_match(text, at, limit, nodes, first)
-                    if s < 0:
-                        break
-                    if n < len(matches):
-                        matches[n, 0], matches[n, 1], matches[n, 2], matches[n, 3] = s, e, i, piece
-                    n += 1
-                    at = e
-            if start < 0:
-                break
-            if n < len(matches):
-                matches[n, 0], matches[n, 1], matches[n, 2], matches[n, 3] = start, end, token, piece
-            n += 1
-            at = end
+        place += size
+    if n < GROUP:
+        ends[n] = token_end
+        n += 1
     return n
 
 
 @compiled
-def find_unsettled(text, pieces, unsettled):
-    """uint8[p]: pieces that hold a character of `unsettled` (bool[0x110000])."""
-    found = np.zeros(len(pieces) - 1, np.uint8)
-    for piece in range(len(pieces) - 1):
-        at, end = pieces[piece], pieces[piece + 1]
-        while at < end:
-            if text[at] < 0x80:
-                at += 1
-                continue
-            point, size = _decode(text, at)
-            if unsettled[point]:
-                found[piece] = 1
+def _cut(model, batch, state, group):
+    """Cut the next chunks, up to GROUP, into the arrays of `group`; a long one is the last. What it found is in
+    state[N:]."""
+    classes, steps, starts, width = model.classes, model.steps, model.starts, model.width
+    pairs, shift, groups, run = model.pairs, model.pair_shift, model.groups, model.run
+    text, pieces, skip, matches = batch.text, batch.pieces, batch.skip, batch.matches
+    chunk_starts, chunk_ends, kinds = group.starts, group.ends, group.kinds
+    firsts, seconds, tags = group.firsts, group.seconds, group.tags
+    token_ends, levels = group.token_ends, group.levels
+    whole = WHOLE if model.whole_differs else PART
+    piece, m = state[PIECE], state[MATCH]
+    at, segment_end = state[AT], state[SEGMENT_END]
+    token_start, token_end = state[TOKEN_START], state[TOKEN_END]
+    token, n_tokens = state[TOKEN], state[TOKENS]
+    n_pieces = len(pieces) - 1
+    n_levels = len(starts)
+    safe = len(text) - 16
+    n = 0
+    tokens = ids_kept = bytes_kept = np.int64(0)
+    last = False
+    state[FIRST_PIECE] = piece
+    while n < GROUP:
+        if at >= token_end:
+            # Short pre-tokens without dense characters, by far the most in many texts.
+            while token < n_tokens and n < GROUP:
+                end = token_ends[token]
+                size = end - at
+                if size > 16 or at > safe:
+                    break
+                first = word(text, at) & LOW_BYTES[min(size, 8)]
+                second = word(text, at + 8) & LOW_BYTES[max(size - 8, 0)]
+                if _has_long_character(first) | _has_long_character(second):
+                    break
+                chunk_starts[n] = at
+                chunk_ends[n] = end
+                kinds[n] = whole
+                firsts[n] = first
+                seconds[n] = second
+                tags[n] = np.uint64(size + 1) | (np.uint64(whole) << np.uint64(32))
+                tokens += size
+                n += 1
+                token += 1
+                at = end
+            if n == GROUP:
                 break
-            at += size
-    return found
+            if token < n_tokens:
+                token_start, token_end = at, token_ends[token]
+                token += 1
+            elif at < segment_end:
+                token = 0
+                if n_levels == 1:
+                    n_tokens = find_tokens(classes, steps, starts[0], width, text, at, segment_end, token_ends)
+                elif n_levels == 0:
+                    token_ends[0] = segment_end
+                    n_tokens = 1
+                else:
+                    n_tokens = find_tokens_by_steps(
+                        classes, steps, starts, width, text, at, segment_end, token_ends, levels
+                    )
+                token_end = at
+                continue
+            else:
+                if piece >= n_pieces:
+                    last = True
+                    break
+                piece_end = pieces[piece + 1]
+                if at >= piece_end or skip[piece] != 0:
+                    kinds[n] = END_OF_PIECE
+                    n += 1
+                    piece += 1
+                    at = token_end = segment_end = piece_end
+                    continue
+                while m < len(matches) and matches[m, 3] < piece:
+                    m += 1
+                segment_end = piece_end
+                if m < len(matches) and matches[m, 3] == piece:
+                    segment_end = matches[m, 0]
+                    if segment_end == at:
+                        kinds[n] = ADDED
+                        chunk_starts[n] = m
+                        n += 1
+                        tokens += 1
+                        at = token_end = segment_end = matches[m, 1]
+                        m += 1
+                        continue
+                levels[:] = -1
+                token_end = at
+                continue
+        i = n
+        n = _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, chunk_ends, n)
+        is_long = False
+        while i < n:
+            end = chunk_ends[i]
+            size = end - at
+            first = second = np.uint64(0)
+            if size <= 16:
+                first = word_up_to(text, at, end)
+                if size > 8:
+                    second = word_up_to(text, at + 8, end)
+            elif size <= LONG:
+                first = hash_long(text, at, end)
+                bytes_kept += size
+            kind = whole if at == token_start and end == token_end else PART
+            chunk_starts[i] = at
+            kinds[i] = kind
+            firsts[i] = first
+            seconds[i] = second
+            tags[i] = np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32))
+            tokens += size
+            i += 1
+            at = end
+            if size > LONG:
+                is_long = True
+                n = i
+        if is_long:
+            break
+    state[PIECE], state[MATCH] = piece, m
+    state[AT], state[SEGMENT_END] = at, segment_end
+    state[TOKEN_START], state[TOKEN_END] = token_start, token_end
+    state[TOKEN], state[TOKENS] = token, n_tokens
+    is_long = n > 0 and kinds[n - 1] >= 0 and chunk_ends[n - 1] - chunk_starts[n - 1] > LONG
+    if is_long:
+        ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1])
+    else:
+        ids_kept = tokens
+    state[N], state[MOST_TOKENS], state[MOST_IDS], state[MOST_BYTES] = n, tokens, ids_kept, bytes_kept
+    state[LAST] = last
+
+
+@compiled
+def encode_chunk(single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, end, kind, symbols, pairs):
+    """Encode a chunk by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
+    n = end - start
+    if kind == WHOLE and n <= LONG:
+        first, second, tag = key_of(text, start, end, WHOLE)
+        row = look_up(vocabulary_rows, vocabulary_bytes, first, second, tag, text, start)
+        if vocabulary_rows[row, 2] != 0:
+            symbols[0] = np.int32(vocabulary_rows[row, 3])
+            return 1
+    for i in range(n):
+        symbols[i] = single[text[start + i]]
+    if n <= SHORT:
+        return merge_short(symbols, n, pairs, merges)
+    return merge_long(symbols, n, widths, merges)
+
+
+@compiled
+def _mask(spans, s, start, end, ids, n, widths, mask, t):
+    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams)."""
+    while s < len(spans) and spans[s, 1] <= start:
+        s += 1
+    if s >= len(spans) or spans[s, 0] >= end:
+        mask[t : t + n] = 0
+        return s, 0
+    if spans[s, 0] <= start and end <= spans[s, 1]:
+        mask[t : t + n] = 1
+        return s, 0
+    seams = 0
+    at = start
+    near = s
+    for i in range(n):
+        after = end if n == 1 else at + widths[ids[t + i]]
+        while near < len(spans) and spans[near, 1] <= at:
+            near += 1
+        inside = near < len(spans) and spans[near, 0] < after
+        mask[t + i] = inside
+        if inside and not (spans[near, 0] <= at and after <= spans[near, 1]):
+            seams += 1
+        at = after
+    return s, seams
+
+
+@compiled
+def _find(rows, kept, text, group, n):
+    """The row of each chunk, or -1 where it is not in the table. Returns how many are not."""
+    starts, kinds = group.starts, group.kinds
+    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
+    missing = 0
+    for i in range(n):
+        if kinds[i] >= 0:
+            row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, starts[i])
+            found[i] = row
+            if rows[row, 2] == 0:
+                found[i] = -1
+                missing += 1
+    return missing
+
+
+@compiled
+def _add(model, vocabulary, table, text, group, n):
+    """Encode and keep the chunks that are not in the table."""
+    starts, ends, kinds = group.starts, group.ends, group.kinds
+    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
+    rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
+    vocabulary_rows, vocabulary_bytes = vocabulary.rows, vocabulary.bytes
+    single, widths, merges = model.single, model.widths, model.merges
+    symbols = np.empty(LONG, np.int32)
+    pairs = np.empty(SHORT, np.uint64)
+    for i in range(n):
+        if kinds[i] < 0 or found[i] >= 0:
+            continue
+        start = starts[i]
+        # It may be there by now: the same chunk may come twice in a group.
+        row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, start)
+        if rows[row, 2] == 0:
+            count = encode_chunk(
+                single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, ends[i], kinds[i], symbols, pairs
+            )
+            keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
+        found[i] = row
+
+
+@compiled
+def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_ends):
+    """Write the ids of n chunks; returns the end of what is written."""
+    kinds, found, starts = group.kinds, group.found, group.starts
+    for i in range(n):
+        if kinds[i] < 0:
+            if kinds[i] == END_OF_PIECE:
+                piece_ends[piece] = base + t
+                piece += 1
+            else:
+                out_ids[t] = matches[starts[i], 2]
+                t += 1
+            continue
+        row = found[i]
+        count = np.int64(rows[row, 2] >> np.uint64(48))
+        value = rows[row, 3]
+        if count == 1:
+            out_ids[t] = np.int32(value)
+        elif count == 2:
+            out_ids[t] = np.int32(value & np.uint64(0xFFFFFFFF))
+            out_ids[t + 1] = np.int32(value >> np.uint64(32))
+        else:
+            place = np.int64(value)
+            for j in range(count):
+                out_ids[t + j] = table_ids[place + j]
+        t += count
+    return t
+
+
+@compiled
+def _emit_masks(rows, group, n, piece, matches, spans, span, widths, out_ids, out_mask, t, seams):
+    """Write the masks of what `_emit` wrote from t on; returns the first span not passed."""
+    kinds, found, starts, ends = group.kinds, group.found, group.starts, group.ends
+    for i in range(n):
+        if kinds[i] == END_OF_PIECE:
+            piece += 1
+            continue
+        start, end, count = starts[i], ends[i], np.int64(1)
+        if kinds[i] == ADDED:
+            start, end = matches[starts[i], 0], matches[starts[i], 1]
+        else:
+            count = np.int64(rows[found[i], 2] >> np.uint64(48))
+        span, straddling = _mask(spans, span, start, end, out_ids, count, widths, out_mask, t)
+        seams[piece] += straddling
+        t += count
+    return span
+
+
+@compiled
+def run(model, vocabulary, table, batch, state, group, out):
+    """Encode on from `state` into `out`, until the batch is done, `out` or the table is full.
+
+    Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's ids).
+    """
+    text, matches = batch.text, batch.matches
+    t = np.int64(0)
+    while True:
+        if state[CUT] == 0:
+            _cut(model, batch, state, group)
+            state[CUT] = 1
+        n = state[N]
+        if t + state[MOST_TOKENS] > len(out.ids):
+            return NO_ROOM, t, state[MOST_TOKENS]
+        if (
+            2 * (table.used[0] + GROUP) > len(table.rows)
+            or table.used[1] + state[MOST_BYTES] > len(table.bytes)
+            or table.used[2] + state[MOST_IDS] > len(table.ids)
+        ):
+            return TABLE_FULL, t, state[MOST_IDS]
+        state[CUT] = 0
+        piece = state[FIRST_PIECE]
+        # A long chunk, always the last of its group, is encoded each time.
+        is_long = n > 0 and group.kinds[n - 1] >= 0 and group.ends[n - 1] - group.starts[n - 1] > LONG
+        short = n - 1 if is_long else n
+        if _find(table.rows, table.bytes, text, group, short) > 0:
+            _add(model, vocabulary, table, text, group, short)
+        written = _emit(table.rows, table.ids, group, short, piece, state[TOTAL], matches, out.ids, t, out.piece_ends)
+        if batch.has_spans:
+            state[SPAN] = _emit_masks(
+                table.rows,
+                group,
+                short,
+                piece,
+                matches,
+                batch.spans,
+                state[SPAN],
+                model.widths,
+                out.ids,
+                out.mask,
+                t,
+                out.seams,
+            )
+        t = written
+        if is_long:
+            start, end = group.starts[n - 1], group.ends[n - 1]
+            symbols = np.empty(end - start, np.int32)
+            count = encode_chunk(
+                model.single,
+                model.widths,
+                model.merges,
+                vocabulary.rows,
+                vocabulary.bytes,
+                text,
+                start,
+                end,
+                group.kinds[n - 1],
+                symbols,
+                np.empty(0, np.uint64),
+            )
+            out.ids[t : t + count] = symbols[:count]
+            if batch.has_spans:
+                state[SPAN], straddling = _mask(
+                    batch.spans, state[SPAN], start, end, out.ids, count, model.widths, out.mask, t
+                )
+                out.seams[state[PIECE]] += straddling
+            t += count
+        if state[LAST]:
+            return DONE, t, np.int64(0)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,10 +22,13 @@ import pyarrow as pa
 from coverage_job.counting.merge import KEY, Merger
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.engines import Done, Task
-from coverage_job.errors import CoverageJobError, EngineError
+from coverage_job.errors import CorpusError, CoverageJobError, EngineError
 from coverage_job.schemas import COUNTS
 
 T = TypeVar("T")
+
+# A plain top-level function of a partition's number and its rows.
+TableTask = Callable[[int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _JAVA_NEEDED = 17
 _PACKED = "packed binary"
@@ -86,6 +89,18 @@ def _run_items(
                 raise RuntimeError(f"{_MARK}{type(error).__name__}: {error}{_MARK}") from None
 
 
+def _run_table(task: TableTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a Spark task runs over its partition of a table."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.partitionId() if context is not None else 0
+    try:
+        yield from task(number, batches)
+    except CoverageJobError as error:
+        raise RuntimeError(f"{_MARK}{type(error).__name__}: {error}{_MARK}") from None
+
+
 def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Batches as Arrow streams in a binary column: what a driver of any Spark version can collect."""
     options = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -143,22 +158,52 @@ class SparkEngine:
         if self._owned:
             self.session.stop()
 
+    @property
+    def master(self) -> str:
+        return self.session.conf.get("spark.master", None) or "connect"
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run on this machine."""
+        return self.master.startswith("local")
+
     def describe(self) -> str:
-        master = self.session.conf.get("spark.master", None) or "connect"
-        return f"Spark {self.session.version}, {master}"
+        return f"Spark {self.session.version}, {self.master}"
 
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks, their counts summed by Spark: a table of schema PARTIAL and the reports."""
+        if not items:
+            return Merger().result()
+        return self._sum(self._tasks(task, items, TASK_OUTPUT), len(items), done)
+
+    def _sum(self, output: Any, tasks: int, done: Done) -> tuple[pa.Table, list[str]]:
         from pyspark.sql import functions as F  # noqa: N812
 
         merger = Merger()
-        if items:
-            output = self._tasks(task, items, TASK_OUTPUT)
-            sums = [F.sum(name).alias(name) for name in COUNTS]
-            summed = output.groupBy(*KEY).agg(*sums, F.max("report").alias("report"))
-            for batch in self._collect(summed, len(items), done):
-                merger.add(batch)
+        sums = [F.sum(name).alias(name) for name in COUNTS]
+        summed = output.groupBy(*KEY).agg(*sums, F.max("report").alias("report"))
+        for batch in self._collect(summed, tasks, done):
+            merger.add(batch)
         return merger.result()
+
+    def table_schema(self, name: str) -> pa.Schema:
+        """The columns of a table, as tasks get them. Raises CorpusError where there is no such table."""
+        try:
+            packed = self.session.table(name).limit(1).mapInArrow(_pack, _PACKED).collect()
+        except Exception as error:
+            why = " ".join(str(error).split())[:200]
+            raise CorpusError(f"table {name}: cannot be read ({why}); check its name and access") from error
+        if not packed:
+            raise CorpusError(f"table {name}: has no row")
+        return next(_unpack(packed)).schema
+
+    def count_table(
+        self, task: TableTask, name: str, columns: Sequence[str], done: Done
+    ) -> tuple[pa.Table, list[str]]:
+        """Count a table's rows in one pass, one task per partition; otherwise as `count`."""
+        frame = self.session.table(name).select(*[f"`{c}`" for c in columns])
+        output = frame.mapInArrow(partial(_run_table, task), _ddl(TASK_OUTPUT))
+        return self._sum(output, 0, done)
 
     def map(self, task: Task[T], items: Sequence[T], schema: pa.Schema, done: Done) -> pa.Table:
         """Run tasks and put their output together, in no particular order."""
@@ -212,6 +257,8 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
         session = builder.getOrCreate()
     except Exception as error:
         raise EngineError(f"Spark did not start: {' '.join(str(error).split())[:300]}") from error
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        session.sparkContext.setLogLevel("ERROR")
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
     return session
 

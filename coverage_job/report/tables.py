@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coverage_job.checks import Result
 from coverage_job.coverage import starved
 from coverage_job.tokenizer.vocabulary import printable
 
@@ -138,7 +139,7 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
     if len(flagged) == 0:
         return Text("Nothing is flagged: every reachable token is a target often enough.")
     lines = [
-        f"{whole(len(flagged))} tokens lack {whole(flagged['deficit'].sum())} targets. Next:",
+        f"{whole(len(flagged))} tokens lack {whole(int(flagged['deficit'].sum()))} targets. Next:",
         f"  coverage-job repeat {path} --output repeat      a verified set that makes each a target",
         f"  coverage-job mix {path} --output mix --budget-tokens 2000000      real text that holds them",
         f"  coverage-job protect {path} --output protect    keep their rows, where the data may not change",
@@ -146,7 +147,30 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
     return Text("\n".join(lines))
 
 
-def run_report(run: dict[str, Any], coverage: pa.Table, summary: pa.Table, path: str) -> Group:
+def verdicts(results: Sequence[Result]) -> RenderableType:
+    """Each check with its figure and its verdict."""
+    if not results:
+        return Text("No checks are set in the job.")
+    rows = [
+        [r.verdict, r.name, "missing" if r.value is None else f"{r.value:g}", r.threshold, r.reason]
+        for r in results
+    ]
+    table = grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, left=5)
+    table.columns[2].justify = "right"
+    return table
+
+
+def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
+    """What would be read: name, stage, files, bytes, splits and how records are read, per corpus."""
+    cells = [[n, stage, whole(f), size(b), whole(s), how] for n, stage, f, b, s, how in rows]
+    table = grid("Plan", ["corpus", "stage", "files", "size", "splits", "read as"], cells, left=2)
+    table.columns[-1].justify = "left"
+    return table
+
+
+def run_report(
+    run: dict[str, Any], coverage: pa.Table, summary: pa.Table, results: Sequence[Result], path: str
+) -> Group:
     """All that `run` prints, in the order in which a person asks."""
     blank = Text("")
     tokenizer = run["tokenizer"]
@@ -165,6 +189,8 @@ def run_report(run: dict[str, Any], coverage: pa.Table, summary: pa.Table, path:
         tallies("By kind", summary, "kind", 10),
         blank,
         most_starved(coverage),
+        blank,
+        verdicts(results),
         blank,
         next_steps(path, coverage),
     )
