@@ -135,15 +135,16 @@ def _of_corpora(check: Check, corpora: Sequence[Mapping[str, Any]]) -> float | N
 
 
 def _drift(check: Check, drift: Mapping[str, Any] | None) -> float | None:
-    if drift is None:
+    if drift is None or "lm_head" not in drift:
         return None
-    part: Mapping[str, Any] | None = drift.get("lm_head")
+    part: Mapping[str, Any] | None = drift["lm_head"]["overall"]
     for by, value in check.where.items():
-        part = part.get("by", {}).get(by, {}).get(value) if part is not None else None
+        part = drift["lm_head"]["by"].get(by, {}).get(value)
     if part is None:
         return None
     if check.metric == "drift_under":
-        entry = part.get("under", {}).get(f"{check.threshold:.2f}")
-        return None if entry is None else float(entry["share"])
-    found = part.get("mean" if check.metric == "drift_mean" else "min")
+        entry = part.get(f"under_{check.threshold:.2f}")
+        found = None if entry is None else entry["share"]
+    else:
+        found = part["mean" if check.metric == "drift_mean" else "min"]
     return None if found is None else float(found)

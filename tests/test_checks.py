@@ -23,7 +23,12 @@ FACTS = Facts(
         {"name": "a", "records": 50, "bad_records": 1, "tokens": 7, "mask_audit": {"seams": 3}},
         {"name": "b", "records": 50, "bad_records": 0, "tokens": 8},
     ],
-    drift={"lm_head": {"mean": 0.98, "min": 0.3, "under": {"0.95": {"count": 4, "share": 0.04}}}},
+    drift={
+        "lm_head": {
+            "overall": {"mean": 0.98, "min": 0.3, "under_0.95": {"count": 4, "share": 0.04}},
+            "by": {"language": {"ja": {"mean": 0.7, "min": 0.3, "under_0.95": {"count": 4, "share": 0.9}}}},
+        }
+    },
 )
 
 
@@ -45,6 +50,7 @@ def outcome(baseline: Facts | None = None, **check: Any) -> Any:
         ({"metric": "mask_audit", "audit": "seams", "max": 5}, 3),
         ({"metric": "drift_under", "threshold": 0.95, "max": 1}, 0.04),
         ({"metric": "drift_mean", "min": 0}, 0.98),
+        ({"metric": "drift_mean", "where": {"language": "ja"}, "min": 0}, 0.7),
     ],
 )
 def test_figures_are_those_of_the_run(check: dict[str, Any], value: float) -> None:
@@ -77,7 +83,7 @@ def test_limits_pass_warn_and_fail(limits: dict[str, float], verdict: str) -> No
         {"metric": "mask_audit", "audit": "seams", "corpus": "b", "max": 10**9},
         {"metric": "mixed_script_rate", "max": 1},
         {"metric": "drift_under", "threshold": 0.9, "max": 1},
-        {"metric": "drift_mean", "where": {"language": "ja"}, "min": -1},
+        {"metric": "drift_mean", "where": {"language": "ko"}, "min": -1},
     ],
 )
 def test_a_check_on_something_missing_fails(check: dict[str, Any]) -> None:
@@ -109,7 +115,7 @@ def test_a_missing_baseline_fails(before: Facts | None, why: str) -> None:
 
 
 def test_a_figure_that_is_no_number_fails() -> None:
-    facts = Facts(summary=[], corpora=[], drift={"lm_head": {"mean": float("nan")}})
+    facts = Facts(summary=[], corpora=[], drift={"lm_head": {"overall": {"mean": float("nan")}, "by": {}}})
     (result,) = evaluate([Check(metric="drift_mean", min=0.5)], facts, lambda _: None)
     assert result.verdict == "fail"
 

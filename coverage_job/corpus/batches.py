@@ -63,16 +63,16 @@ class TextBuilder:
         if self.size >= BATCH_BYTES:
             yield self.take()
 
-    def add_texts(self, texts: Sequence[bytes], key: int) -> Iterator[TextBatch]:
-        """Documents of one piece each, all with one key."""
+    def add_texts(self, texts: Sequence[bytes], keys: list[int]) -> Iterator[TextBatch]:
+        """Documents of one piece each."""
         lengths = list(map(len, texts))
         size = sum(lengths)
         if self.size + size > BATCH_BYTES:
-            for text in texts:
+            for text, key in zip(texts, keys, strict=True):
                 yield from self.add((text,), None, key)
             return
         self._text.extend(texts)
-        self._extend(lengths, [key] * len(texts), size)
+        self._extend(lengths, keys, size)
 
     def add_array(
         self, text: npt.NDArray[np.uint8], borders: Int64, keys: Sequence[int]

@@ -255,7 +255,7 @@ class PieceReader:
     def _texts(self, builder: TextBuilder) -> Iterator[TextBatch]:
         if self.source.format == "text":
             full = self._plain_texts(builder)
-        elif self.source.format == "jsonl" and self._table.constant:
+        elif self.source.format == "jsonl":
             full = self._jsonl_texts(builder)
         else:
             tables = self.tables()
@@ -266,44 +266,58 @@ class PieceReader:
     def _line_texts(
         self,
         builder: TextBuilder,
-        fast: Callable[[list[Any]], list[bytes]],
-        slow: Callable[[bytes | Oversized], bytes | RecordError | None],
+        fast: Callable[[list[Any]], tuple[list[bytes], list[int]]],
+        slow: Callable[[bytes | Oversized], tuple[bytes, int] | RecordError | None],
     ) -> Iterator[TextBatch]:
-        """Texts of lines: a block at once where nothing in it is amiss, else line by line."""
+        """Texts of lines, with their keys: a block at once where nothing is amiss, else line by line."""
         for block in self.lines():
             try:
-                texts = fast(block)
+                texts, keys = fast(block)
+            except CorpusError:
+                raise
             except Exception:  # any fault of any line; `slow` finds which
-                texts = []
+                texts, keys = [], []
                 for position, line in enumerate(block, self.stats.lines + 1):
-                    text = slow(line)
-                    if isinstance(text, RecordError):
-                        self.fault(position, text, line.first_bytes if isinstance(line, Oversized) else line)
-                    elif text is not None:
-                        texts.append(text)
-            yield from builder.add_texts(texts, 0)
+                    found = slow(line)
+                    if isinstance(found, RecordError):
+                        self.fault(position, found, line.first_bytes if isinstance(line, Oversized) else line)
+                    elif found is not None:
+                        texts.append(found[0])
+                        keys.append(found[1])
+            yield from builder.add_texts(texts, keys)
 
     def _jsonl_texts(self, builder: TextBuilder) -> Iterator[TextBatch]:
-        name, loads = self.source.text, orjson.loads
+        name, loads, key = self.source.text, orjson.loads, self.key
+        constant = self._table.constant
 
-        def fast(block: list[Any]) -> list[bytes]:
-            return [loads(line)[name].encode() for line in block]
+        def fast(block: list[Any]) -> tuple[list[bytes], list[int]]:
+            if constant:
+                return [loads(line)[name].encode() for line in block], [0] * len(block)
+            records = [loads(line) for line in block]
+            return [r[name].encode() for r in records], [key(r) for r in records]
 
-        def slow(line: bytes | Oversized) -> bytes | RecordError | None:
+        def slow(line: bytes | Oversized) -> tuple[bytes, int] | RecordError | None:
             value = formats.parse_line(line)
-            return value if value is None or isinstance(value, RecordError) else text_of(value, name)
+            if value is None or isinstance(value, RecordError):
+                return value
+            text = text_of(value, name)
+            return text if isinstance(text, RecordError) else (text, key(value))
 
         return self._line_texts(builder, fast, slow)
 
     def _plain_texts(self, builder: TextBuilder) -> Iterator[TextBatch]:
-        def fast(block: list[Any]) -> list[bytes]:
+        def fast(block: list[Any]) -> tuple[list[bytes], list[int]]:
             b"\n".join(block).decode("utf-8")
-            return [line.removesuffix(b"\r") for line in block if line.strip()]
+            texts = [line.removesuffix(b"\r") for line in block if line.strip()]
+            return texts, [0] * len(texts)
 
-        def slow(line: bytes | Oversized) -> bytes | RecordError | None:
+        def slow(line: bytes | Oversized) -> tuple[bytes, int] | RecordError | None:
             if isinstance(line, Oversized):
                 return RecordError(formats.TOO_LONG)
-            return formats.text_fault(line) or (line.removesuffix(b"\r") if line.strip() else None)
+            fault = formats.text_fault(line)
+            if fault is not None:
+                return fault
+            return (line.removesuffix(b"\r"), 0) if line.strip() else None
 
         return self._line_texts(builder, fast, slow)
 

@@ -180,7 +180,10 @@ def _messages(value: Any, name: str) -> list[Any]:
 
 
 def _add_messages(dialogue: Dialogue, record: dict[str, Any], name: str | None) -> None:
-    for message in _messages(record.get(name or ""), name or "messages"):
+    for i, message in enumerate(_messages(record.get(name or ""), name or "messages")):
+        if isinstance(message, str):
+            # A list of bare texts is a dialogue that the user begins.
+            message = {"role": ("user", "assistant")[i % 2], "content": message}
         _add_message(dialogue, message)
 
 

@@ -14,7 +14,7 @@ from coverage_job.config import Corpus, Job, TrainOn
 from coverage_job.corpus import formats, streams, token_files
 from coverage_job.corpus.lines import line_blocks
 from coverage_job.corpus.plan import FileInfo, corpus_format
-from coverage_job.errors import CorpusError
+from coverage_job.errors import BadFileError, CorpusError
 from coverage_job.schemas import Stage
 
 _SAMPLE_RECORDS = 100
@@ -345,7 +345,8 @@ def _named_shape(corpus: Corpus, fields: Fields, shape: str) -> _Decision:
             n for n in _MESSAGE_FIELDS if n in fields and fields[n].kind in ("objects", "text", "list")
         ]
         field = need(corpus.messages or (present[0] if present else "messages"), "messages")
-        if fields[field].kind not in ("objects", "text", "list", "null"):
+        kinds = ("objects", "texts", "text", "list", "null")
+        if fields[field].kind not in kinds or (fields[field].kind == "texts" and not corpus.messages):
             raise CorpusError(
                 f"{name}: field {field!r} is a {fields[field]}, no list of messages (objects with role and "
                 f"content, or from and value); set `messages:` to another of: {_listed(fields)}"
@@ -370,17 +371,18 @@ def _named_shape(corpus: Corpus, fields: Fields, shape: str) -> _Decision:
     )
 
 
-def _sample(corpus: Corpus, kind: str, files: list[FileInfo], limit: int) -> Fields:
-    """The fields of the first records that can be read. Raises CorpusError where there is none."""
+def _sample(corpus: Corpus, kind: str, files: list[FileInfo], limit: int, skip_bad: bool) -> Fields:
+    """The fields of the first records that can be read. Raises CorpusError where there is none.
+
+    skip_bad: whether a file that cannot be read is passed over, as it will be when it is counted.
+    """
     for info in files[:_SAMPLE_FILES]:
-        if kind == "parquet":
-            fields = fields_of_schema(formats.open_parquet(info.path).schema_arrow)
-        elif kind == "arrow":
-            fields = fields_of_schema(formats.arrow_schema(info.path))
-        else:
-            rows = islice(_sample_rows(info, kind, limit), _SAMPLE_LINES)
-            records = (row.value for row in rows if isinstance(row.value, dict))
-            fields = fields_of_records(islice(records, _SAMPLE_RECORDS))
+        try:
+            fields = _fields_of_file(info, kind, limit)
+        except BadFileError:
+            if not skip_bad:
+                raise
+            continue
         if fields:
             return fields
     looked = ", ".join(info.path for info in files[:_SAMPLE_FILES])
@@ -388,6 +390,16 @@ def _sample(corpus: Corpus, kind: str, files: list[FileInfo], limit: int) -> Fie
         f"corpus {corpus.name}: no usable record at the start of {looked}; "
         f"is `format: {kind}` right, and are the files not empty?"
     )
+
+
+def _fields_of_file(info: FileInfo, kind: str, limit: int) -> Fields:
+    if kind == "parquet":
+        return fields_of_schema(formats.open_parquet(info.path).schema_arrow)
+    if kind == "arrow":
+        return fields_of_schema(formats.arrow_schema(info.path))
+    rows = islice(_sample_rows(info, kind, limit), _SAMPLE_LINES)
+    records = (row.value for row in rows if isinstance(row.value, dict))
+    return fields_of_records(islice(records, _SAMPLE_RECORDS))
 
 
 def _sample_rows(info: FileInfo, kind: str, limit: int) -> Iterator[formats.Row]:
@@ -429,7 +441,7 @@ def resolve(corpus: Corpus, job: Job, files: list[FileInfo]) -> Source:
             )
         decision = _Decision("text", "each line", {}, frozenset())
         return _source(corpus, job, kind, decision, {})
-    fields = _sample(corpus, kind, files, limit)
+    fields = _sample(corpus, kind, files, limit, job.policy(corpus).on_bad_file == "skip")
     return resolve_fields(corpus, job, kind, fields)
 
 

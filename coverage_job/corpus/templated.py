@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
+from tokenizers import Tokenizer
+
+from coverage_job.config import TrainOn
 from coverage_job.corpus import shapes
 from coverage_job.corpus.audit import MaskAudit
 from coverage_job.corpus.chat import Renderer
 from coverage_job.corpus.sandbox import RenderError
+from coverage_job.corpus.template import TemplateSpec
+
+
+def template_renderer(
+    template: TemplateSpec,
+    tokenizer: Tokenizer,
+    *,
+    train_on: TrainOn = "all_assistant",
+    train_end_of_turn: bool = True,
+    split_special_tokens: bool = False,
+    now: datetime,
+) -> TemplateRenderer:
+    """A renderer that knows the tokenizer's special tokens. Raises JobError for a template that is none."""
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    renderer = Renderer(
+        template,
+        train_on=train_on,
+        train_end_of_turn=train_end_of_turn,
+        split_special_tokens=split_special_tokens,
+        special_tokens=[token.content for token in added if token.special],
+        added_tokens=[token.content for token in added],
+        now=now,
+    )
+    return TemplateRenderer(renderer)
 
 
 class TemplateRenderer:

@@ -57,6 +57,6 @@ def compiled(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """A small part of compiled functions."""
-    made: Function = numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")(function)
+    """A part of compiled functions that a call would slow down: an array travels as seven arguments."""
+    made: Function = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function)
     return made

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from coverage_job.corpus.documents import Int32, Int64, TextBatch, TokenBatch, UInt8
-from coverage_job.counting import scan
+from coverage_job.counting import added, scan, split, table
 from coverage_job.counting.bpe import index_merges
 from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.reference import ReferenceKernel
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 _ROW_BYTES = 32
 _FIRST_ROWS = 1 << 15
 # Shares of the table's memory: rows, bytes of longer chunks, ids of chunks with more than two.
-_LEAST_BYTES = scan.GROUP * scan.LONG
+_LEAST_BYTES = scan.GROUP * table.LONG
 
 
 class _Cache:
@@ -29,7 +29,7 @@ class _Cache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self.dropped = 0
-        self.table = _empty_table(_FIRST_ROWS, _LEAST_BYTES, _LEAST_BYTES)
+        self.table: table.Table = _empty_table(_FIRST_ROWS, _LEAST_BYTES, _LEAST_BYTES)
 
     def make_room(self, ids_needed: int) -> None:
         """Double what is full; where that would pass the limit, drop all chunks."""
@@ -51,19 +51,16 @@ class _Cache:
             data = np.concatenate([data, np.empty(n_bytes - len(data), np.uint8)])
         if n_ids > len(ids):
             ids = np.concatenate([ids, np.empty(n_ids - len(ids), np.int32)])
-        bigger = scan.Table(rows, data, ids, used)
+        bigger = table.Table(rows, data, ids, used)
         if n_rows > len(rows):
-            bigger = scan.Table(np.zeros((n_rows, 4), np.uint64), data, ids, used)
-            scan.regrow(self.table, bigger)
+            bigger = table.Table(np.zeros((n_rows, 4), np.uint64), data, ids, used)
+            table.regrow(self.table, bigger)
         self.table = bigger
 
 
-def _empty_table(rows: int, data: int, ids: int) -> scan.Table:
-    return scan.Table(
-        np.zeros((rows, 4), np.uint64),
-        np.empty(data, np.uint8),
-        np.empty(ids, np.int32),
-        np.zeros(3, np.int64),
+def _empty_table(rows: int, data: int, ids: int) -> table.Table:
+    return table.Table(
+        np.zeros((rows, 4), np.uint64), np.empty(data, np.uint8), np.empty(ids, np.int32), np.zeros(3, np.int64)
     )
 
 
@@ -100,6 +97,7 @@ class FastKernel:
         self._model = _model(cuts)
         self._vocabulary = _vocabulary(cuts)
         self._cache = _Cache(cache_mib * _MIB)
+        self._group = scan.new_group()
         # Compiling, or loading what was compiled, is paid here and not by the first batch.
         self.encode(_warm_up(False))
         self.encode(_warm_up(True))
@@ -149,7 +147,7 @@ class FastKernel:
         room = 1024
         while True:
             matches = np.empty((room, 4), np.int64)
-            n = scan.find_added(
+            n = added.find_added(
                 batch.text,
                 batch.pieces,
                 arrays["raw_nodes"],
@@ -168,9 +166,7 @@ class FastKernel:
         Only pieces with a character that leaves it open are looked at. One that changes is replaced where no span
         needs its places in the original; its added tokens must be the same, in the same order.
         """
-        open_pieces = np.flatnonzero(
-            scan.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip
-        )
+        open_pieces = np.flatnonzero(added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip)
         changed: dict[int, bytes] = {}
         normalize = self._tokenizer.normalizer.normalize_str
         blob = batch.text.data
@@ -219,8 +215,7 @@ class FastKernel:
         has_spans = batch.spans is not None
         spans = batch.spans if batch.spans is not None else np.empty((0, 2), np.int64)
         source = scan.Batch(batch.text, batch.pieces, skip, matches, np.ascontiguousarray(spans), has_spans)
-        state = np.full(scan.STATE_SIZE, -1, np.int64)
-        state[[scan.PIECE, scan.MATCH, scan.SPAN, scan.TOTAL]] = 0
+        state = np.zeros(scan.STATE_SIZE, np.int64)
         state[[scan.AT, scan.SEGMENT_END, scan.TOKEN_START, scan.TOKEN_END]] = batch.pieces[0]
         piece_ends, seams = np.zeros(n_pieces, np.int64), np.zeros(n_pieces, np.int32)
         ids: list[Int32] = []
@@ -230,7 +225,9 @@ class FastKernel:
             out_ids = np.empty(room, np.int32)
             out_mask = np.empty(room if has_spans else 0, np.uint8)
             out = scan.Output(out_ids, out_mask, piece_ends, seams)
-            why, n, needed = scan.run(self._model, self._vocabulary, self._cache.table, source, state, out)
+            why, n, needed = scan.run(
+                self._model, self._vocabulary, self._cache.table, source, state, self._group, out
+            )
             if n:
                 ids.append(out_ids[:n])
                 masks.append(out_mask[:n])
@@ -289,25 +286,16 @@ class FastKernel:
 
 def _model(cuts: Cuts) -> scan.Model:
     arrays = cuts.arrays
-    steps = arrays["steps"]
-    width = steps.shape[1]
-    states = arrays["states"]
-    firsts = np.concatenate([[0], np.cumsum(states)])[:-1]
-    # States as offsets of rows, over all levels; 0 stays dead, so each level's dead state is folded into it.
-    offsets = np.empty_like(steps)
-    for first, n in zip(firsts.tolist(), states.tolist(), strict=True):
-        part = steps[first : first + n]
-        state = part >> 1
-        offsets[first : first + n] = np.where(state == 0, 0, (state + first) * width) << 1 | (part & 1)
+    steps, starts = split.lay_out(arrays["steps"], arrays["states"])
     return scan.Model(
         classes=arrays["classes"],
-        steps=np.ascontiguousarray(offsets.reshape(-1)),
-        starts=(firsts + 1).astype(np.int64) * width,
-        width=width,
+        steps=steps,
+        starts=starts,
+        width=arrays["steps"].shape[1],
         pairs=arrays["pairs"],
         pair_shift=64 - (8 * len(arrays["pairs"]) - 1).bit_length(),
         groups=arrays["groups"],
-        ascii_run=scan.ASCII_RUN,
+        run=scan.RUN,
         whole_differs=bool(cuts.facts["ignore_merges"]),
         single=arrays["single"],
         widths=arrays["widths"],
@@ -315,11 +303,11 @@ def _model(cuts: Cuts) -> scan.Model:
     )
 
 
-def _vocabulary(cuts: Cuts) -> scan.Table:
+def _vocabulary(cuts: Cuts) -> table.Table:
     ids, ends, data = (cuts.arrays[f"whole_{name}"] for name in ("ids", "ends", "bytes"))
-    table = _empty_table(1 << max(4, (2 * len(ids)).bit_length()), len(data), 0)
-    scan.preload(table, data, ends, ids, scan.WHOLE)
-    return table
+    vocabulary = _empty_table(1 << max(4, (2 * len(ids)).bit_length()), len(data), 0)
+    table.preload(vocabulary, data, ends, ids, scan.WHOLE)
+    return vocabulary
 
 
 def _warm_up(spans: bool) -> TextBatch:

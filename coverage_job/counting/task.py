@@ -20,20 +20,21 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from coverage_job.corpus.audit import MaskAudit
-from coverage_job.corpus.chat import Renderer
 from coverage_job.corpus.documents import TextBatch, TokenBatch, insert_ids
 from coverage_job.corpus.plan import Split
-from coverage_job.corpus.reader import BadRecord, PieceReader, PieceStats, Reader
+from coverage_job.corpus.reader import PieceReader, Reader
 from coverage_job.corpus.source import Source
 from coverage_job.corpus.template import TemplateSpec
-from coverage_job.corpus.templated import TemplateRenderer
+from coverage_job.corpus.templated import TemplateRenderer, template_renderer
 from coverage_job.counting.audit import Audit
 from coverage_job.counting.contexts import Contexts
 from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.histogram import Histogram
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.counting.store import StoreSpec
 from coverage_job.counting.supervision import Watched, audit_tokens, truncate
+from coverage_job.counting.tally import PieceReport
 from coverage_job.errors import BadFileError, EngineError
 from coverage_job.schemas import PARTIAL
 from coverage_job.tokenizer.load import TokenizerSpec, load
@@ -49,7 +50,8 @@ class CorpusSpec:
 
     sought: ids for which a text is sought. bos, eos: ids put around each document. template: of
     dialogues; without one each message is encoded alone. now: what the template's clock says.
-    max_length: tokens a rendered dialogue is cut to, and the side that is cut off.
+    max_length: tokens a rendered dialogue is cut to, and the side that is cut off. store: where what was
+    counted is kept, by file.
     """
 
     source: Source
@@ -62,6 +64,7 @@ class CorpusSpec:
     now: datetime | None = None
     max_length: int | None = None
     truncation_side: Literal["right", "left"] = "right"
+    store: StoreSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -85,19 +88,14 @@ class CountSpec:
 class TaskReport:
     """What a task says of itself, beside its counts.
 
-    pieces: per piece what was read, and the error that ended it ('' where it ended well).
     early: whether counts of a piece were handed over before its end (a huge piece of many groups).
     recounted: whether the audit found a difference, so that the reference counted.
     """
 
     unit: str
     split: int
-    pieces: list[tuple[PieceStats, str]] = field(default_factory=list)
-    bad: list[BadRecord] = field(default_factory=list)
-    tokens: int = 0
-    supervised_tokens: int = 0
+    pieces: list[PieceReport] = field(default_factory=list)
     audit: dict[str, Any] = field(default_factory=dict)
-    mask_audit: dict[str, Any] = field(default_factory=dict)
     contexts: dict[int, str] = field(default_factory=dict)
     kernel: dict[str, float] = field(default_factory=dict)
     early: bool = False
@@ -128,7 +126,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     difference the split is counted again by the reference. Raises TokenIdError, CorpusError or
     TokenizerError for what ends the run.
     """
-    counter = _Counter(spec, split.corpus, split.index, _kernel(spec))
+    counter = _Counter(spec, split.corpus, split.index, kernel_of(spec))
     reader = counter.reader
     try:
         yield from counter.run(reader.open(piece) for piece in split.pieces)
@@ -149,7 +147,7 @@ def count_table(
     spec: CountSpec, corpus: str, number: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Count the rows of a table that something else reads; otherwise as `count_split`."""
-    counter = _Counter(spec, corpus, number, _kernel(spec))
+    counter = _Counter(spec, corpus, number, kernel_of(spec))
     name = f"{corpus} (partition {number})"
     try:
         yield from counter.run(iter([counter.reader.open_table(batches, name)]))
@@ -164,7 +162,8 @@ def count_table(
 _KERNELS: dict[tuple[str, int], FastKernel] = {}
 
 
-def _kernel(spec: CountSpec) -> FastKernel | ReferenceKernel:
+def kernel_of(spec: CountSpec) -> FastKernel | ReferenceKernel:
+    """The kernel of this process for a spec; compiled, or loaded, when it is first asked for."""
     tokenizer = load(spec.tokenizer)
     if not spec.cuts:
         return ReferenceKernel(tokenizer)
@@ -173,11 +172,6 @@ def _kernel(spec: CountSpec) -> FastKernel | ReferenceKernel:
         _KERNELS.clear()
         _KERNELS[key] = FastKernel(tokenizer, Cuts.from_bytes(spec.cuts), spec.cache_mib)
     return _KERNELS[key]
-
-
-def _counts(histogram: Histogram, unit: str, reader: Reader) -> Iterator[pa.RecordBatch]:
-    for batch in histogram.drain(unit, reader.keys):
-        yield pa.record_batch([*batch.columns, pa.nulls(len(batch), pa.string())], schema=TASK_OUTPUT)
 
 
 def _report_batch(report: TaskReport) -> pa.RecordBatch:
@@ -209,40 +203,53 @@ class _Counter:
         self._templated = _templated(own, tokenizer)
         self.reader = Reader(own.source, renderer=self._templated, rows=spec.rows)
         self._watched = _watched(self._templated, tokenizer)
-        self._mask_audit = MaskAudit()
         self._kernel = kernel
+        # What the store will keep: counts by file.
+        self._stored: list[pa.RecordBatch] = []
         self._reference = ReferenceKernel(tokenizer)
         self._histogram = Histogram(spec.rows)
         self._contexts = Contexts(tokenizer, np.array(own.sought, np.int32), spec.rows)
         self._begin()
 
-    def run(self, pieces: Iterator[PieceReader]) -> Iterator[pa.RecordBatch]:
+    def run(self, pieces: Iterator[PieceReader], split: Split | None = None) -> Iterator[pa.RecordBatch]:
+        """split: of the pieces, whose counts the store keeps."""
         start = time.perf_counter()
+        store = self._own.store
         report = self.report
         before = _kernel_figures(self._kernel)
         for piece in pieces:
-            error = ""
+            entry = PieceReport(piece.stats)
             try:
                 for batch in piece.batches():
                     self._add(batch)
                     if self._histogram.full:
                         report.early = True
                         self._histogram.keep()
-                        yield from _counts(self._histogram, report.unit, self.reader)
-                self._keep()
+                        yield from self._drain(piece.piece.path)
+                self._keep(entry)
             except BadFileError as fault:
                 self._drop()
-                error = str(fault)
-            report.pieces.append((piece.stats, error))
-            report.bad += piece.bad
-        yield from _counts(self._histogram, report.unit, self.reader)
+                entry.error = str(fault)
+            entry.bad = piece.bad
+            report.pieces.append(entry)
+            if store is not None:
+                yield from self._drain(piece.piece.path)
+        yield from self._drain("")
+        if store is not None and split is not None:
+            store.write_part(split, report.pieces, self._contexts.found, self._stored)
         report.audit = asdict(self.audit)
-        report.mask_audit = self._mask_audit.to_dict()
         report.contexts = self._contexts.found
         report.kernel = {k: v - before.get(k, 0) for k, v in _kernel_figures(self._kernel).items()}
         report.seconds = time.perf_counter() - start
         report.peak_bytes = peak_memory()
         yield _report_batch(report)
+
+    def _drain(self, file: str) -> Iterator[pa.RecordBatch]:
+        for batch in self._histogram.drain(self.report.unit, self.reader.keys):
+            if self._own.store is not None:
+                files = pa.array([file] * len(batch), pa.string())
+                self._stored.append(pa.record_batch([files, *batch.columns[1:]], schema=PARTIAL))
+            yield pa.record_batch([*batch.columns, pa.nulls(len(batch), pa.string())], schema=TASK_OUTPUT)
 
     def _add(self, batch: TextBatch | TokenBatch) -> None:
         if isinstance(batch, TextBatch):
@@ -259,17 +266,16 @@ class _Counter:
         if own.max_length is not None:
             encoded, cut, answer_cut = truncate(encoded, own.max_length, own.truncation_side)
         if not own.source.pretraining:
-            audit_tokens(self._open_mask_audit, encoded, self._watched, cut, answer_cut)
+            audit_tokens(self._mask_audit, encoded, self._watched, cut, answer_cut)
         self._histogram.add(encoded)
         supervised = len(encoded.ids) if encoded.supervised is None else int(encoded.supervised.sum())
         self._tokens += (len(encoded.ids), supervised)
 
-    def _keep(self) -> None:
+    def _keep(self, entry: PieceReport) -> None:
         self._histogram.keep()
-        tokens, supervised = self._tokens.tolist()
-        self.report.tokens += tokens
-        self.report.supervised_tokens += supervised
-        self._mask_audit = self._mask_audit.merge(self._open_mask_audit)
+        entry.tokens, entry.supervised_tokens = self._tokens.tolist()
+        if not self._own.source.pretraining:
+            entry.mask_audit = self._mask_audit.to_dict()
         self._begin()
 
     def _drop(self) -> None:
@@ -279,25 +285,22 @@ class _Counter:
     def _begin(self) -> None:
         self._tokens = np.zeros(2, np.int64)
         # What rendering finds and what the tokens show go into one audit.
-        self._open_mask_audit = MaskAudit()
+        self._mask_audit = MaskAudit()
         if self._templated is not None:
-            self._templated.audit = self._open_mask_audit
+            self._templated.audit = self._mask_audit
 
 
 def _templated(own: CorpusSpec, tokenizer: Tokenizer) -> TemplateRenderer | None:
     if own.template is None or own.now is None or not own.source.dialogues:
         return None
-    added = list(tokenizer.get_added_tokens_decoder().values())
-    renderer = Renderer(
+    return template_renderer(
         own.template,
+        tokenizer,
         train_on=own.source.train_on,
         train_end_of_turn=own.train_end_of_turn,
         split_special_tokens=own.split_special_tokens,
-        special_tokens=[token.content for token in added if token.special],
-        added_tokens=[token.content for token in added],
         now=own.now,
     )
-    return TemplateRenderer(renderer)
 
 
 def _watched(templated: TemplateRenderer | None, tokenizer: Tokenizer) -> Watched:

@@ -27,7 +27,7 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 # Rows per group whose changes enter the principal component; more are sampled.
-COMPONENT_ROWS = 65_536
+COMPONENT_ROWS = 16_384
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ def _of_group(
     total = np.zeros(after.shape[1])
     gram = Gram(after.shape[1], device)
     for ids, change in _changes(before, after, changed, row_map):
-        total += (change / scores.l2[ids, None]).sum(axis=0, dtype=np.float64)
-        gram.add(change[drawn[ids]])
+        total += (1 / scores.l2[ids]).astype(np.float32) @ change
+        if drawn[ids].any():
+            gram.add(change[drawn[ids]])
     n = len(changed)
     result["pairwise_cosine"] = float((total @ total - n) / (n * (n - 1)))
     result["first_component"] = gram.leading()[0] / gram.trace()

@@ -6,6 +6,7 @@ them. The reference rows are the vocabulary table's unused and unreachable ones,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ def unused_indicators(matrix: Matrix, unused: Bool, device: str = "cpu") -> Indi
         span = slice(start, start + len(block))
         finite = np.isfinite(block).all(axis=1)
         chosen = finite & unused[span]
-        total += block[finite].sum(axis=0, dtype=np.float64)
+        total += np.ones(int(finite.sum()), np.float32) @ block[finite]
         reference += block[chosen].sum(axis=0, dtype=np.float64)
         count, references = count + int(finite.sum()), references + int(chosen.sum())
         gram.add(block[finite & drawn[span]])
@@ -67,9 +68,8 @@ def unused_indicators(matrix: Matrix, unused: Bool, device: str = "cpu") -> Indi
     # Everything below follows from three products and a length per row.
     (rr, rm, rf), mm = reference @ axes, mean @ mean
     result = Indicators(*(np.full(rows, np.nan) for _ in range(4)))
-    for start, block in blocks(matrix, 8 << 20):
-        span = slice(start, start + len(block))
-        x = block.astype(np.float64)
+    for start, x in _pieces(matrix):
+        span = slice(start, start + len(x))
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             xx = np.einsum("ij,ij->i", x, x)
             xr, xm, xf = (x @ axes).T
@@ -81,6 +81,14 @@ def unused_indicators(matrix: Matrix, unused: Bool, device: str = "cpu") -> Indi
         for values in (result.cosine, result.l2, result.centred, result.without_first):
             values[span][~directed] = np.nan
     return result
+
+
+def _pieces(matrix: Matrix, size: int = 1 << 20) -> Iterator[tuple[int, Float64]]:
+    """(first id, float64 rows) of about `size` bytes, which stay in a cache while they are worked on."""
+    step = max(1, size // (8 * matrix.shape[1]))
+    for start, block in blocks(matrix):
+        for at in range(0, len(block), step):
+            yield start + at, block[at : at + step].astype(np.float64)
 
 
 def candidates(

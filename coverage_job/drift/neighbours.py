@@ -32,14 +32,16 @@ def nearest(
     k: int = 10,
     *,
     device: str = "cpu",
-    memory: int = 1 << 30,
+    memory: int | None = None,
     progress: Progress | None = None,
 ) -> Int32:
     """int32[len(ids), k]: the k nearest rows of each of `ids`, nearest first, -1 where there are fewer.
 
-    memory: bytes that query rows and similarities may take; where not all queries fit, the matrix is read
-    once per group of queries that do.
+    memory: bytes that query rows and similarities may take, by default 1 GiB or half of a GPU's free memory;
+    where not all queries fit, the matrix is read once per group of queries that do.
     """
+    if memory is None:
+        memory = _budget(device)
     groups = _Groups(matrix)
     query_bytes = matrix.shape[1] * 4
     group = max(1, min(len(ids), int(memory * 0.6) // query_bytes))
@@ -50,6 +52,12 @@ def nearest(
         if progress is not None:
             progress(f"{matrix.name} neighbours", start + len(part), len(ids))
     return result
+
+
+def _budget(device: str) -> int:
+    import torch
+
+    return torch.cuda.mem_get_info()[0] // 2 if device == "cuda" else 1 << 30
 
 
 class _Groups:

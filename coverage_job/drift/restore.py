@@ -85,8 +85,10 @@ def restore(
     old, new = open_checkpoint(before, lm_head), open_checkpoint(after, lm_head)
     base, target = _matrices(old, new)
     check_comparable(base, target, row_map)
-    sources = ids if row_map is None else row_map[ids[ids < len(row_map)]]
-    missing = int((ids >= target.shape[0]).sum() + (sources < 0).sum() + (sources >= base.shape[0]).sum())
+    sources = np.full(len(ids), -1, dtype=np.int64)
+    present = ids < target.shape[0]
+    sources[present] = ids[present] if row_map is None else row_map[ids[present]]
+    missing = int(((sources < 0) | (sources >= base.shape[0])).sum())
     if missing:
         raise CheckpointError(
             f"restore: {missing} of the {len(ids)} chosen tokens have no row in both checkpoints; "
@@ -112,13 +114,9 @@ def restore(
             regions.append(Region(part.path, part.offset, part.offset + part.nbytes, width, patch))
         first += part.shape[0]
     copy_folder(after.rstrip("/"), output, regions, {RECORD: storage.dump_json(record)})
-    note = (
-        ""
-        if exact
-        else f"rows converted from {base.dtype} to {target.dtype}"
-        if blend == 1
-        else "rows blended"
-    )
+    note = "" if exact else f"converted from {base.dtype} to {target.dtype}"
+    if blend < 1:
+        note = "blended and rounded"
     return Restored(output, len(ids), exact, note)
 
 
@@ -135,8 +133,8 @@ def _matrices(old: Checkpoint, new: Checkpoint) -> tuple[Matrix, Matrix]:
     name = target.parts[0].path.rsplit("/", 1)[-1]
     if not name.endswith(".safetensors") or target.axis != 0:
         raise CheckpointError(
-            f"checkpoint {new.source}: {target.name} lies in {name}, in which rows cannot be replaced one by one; "
-            "save it as safetensors first"
+            f"checkpoint {new.source}: {target.name} lies in {name}, in which rows cannot be replaced one by "
+            "one; save it as safetensors first"
         )
     if is_float8(target.dtype):
         raise CheckpointError(

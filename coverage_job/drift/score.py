@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ import numpy.typing as npt
 from coverage_job.checkpoint.matrix import Matrix
 from coverage_job.checkpoint.numbers import STORED
 from coverage_job.errors import CheckpointError, JobError
+
+if TYPE_CHECKING:
+    import torch
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -232,10 +235,16 @@ class _Work:
                 return torch.from_numpy(block.view(np.int16)).view(torch.bfloat16).to(self.device).float()
             return torch.from_numpy(self._values(matrix, block, ids)).to(self.device)
 
-        x, y = on_device(before, a), on_device(self.after, b)
-        z = y - x
-        sums = [(p * q).sum(1, dtype=torch.float64) for p, q in ((x, y), (x, x), (y, y), (z, z))]
-        return np.asarray(torch.stack(sums, 1).cpu().numpy(), dtype=np.float64)
+        sums = sums_torch(on_device(before, a), on_device(self.after, b))
+        return np.asarray(sums.cpu().numpy(), dtype=np.float64)
+
+
+def sums_torch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """float64[rows, 4]: what the kernels compute, of two float32 blocks on any device."""
+    import torch
+
+    z = y - x
+    return torch.stack([(p * q).sum(1, dtype=torch.float64) for p, q in ((x, y), (x, x), (y, y), (z, z))], 1)
 
 
 def _finish(work: _Work) -> RowScores:

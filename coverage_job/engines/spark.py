@@ -158,9 +158,17 @@ class SparkEngine:
         if self._owned:
             self.session.stop()
 
+    @property
+    def master(self) -> str:
+        return self.session.conf.get("spark.master", None) or "connect"
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run on this machine."""
+        return self.master.startswith("local")
+
     def describe(self) -> str:
-        master = self.session.conf.get("spark.master", None) or "connect"
-        return f"Spark {self.session.version}, {master}"
+        return f"Spark {self.session.version}, {self.master}"
 
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks, their counts summed by Spark: a table of schema PARTIAL and the reports."""

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import orjson
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coverage_job.config import Job
-from coverage_job.corpus.audit import MaskAudit, findings
-from coverage_job.corpus.reader import BadRecord, PieceStats, locate
+from coverage_job.corpus.audit import findings
+from coverage_job.corpus.plan import Split
+from coverage_job.corpus.reader import BadRecord
 from coverage_job.corpus.template import token_texts
 from coverage_job.counting.kept_cuts import cuts_bytes
-from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table
+from coverage_job.counting.tally import PieceReport, Tally
+from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table, kernel_of
 from coverage_job.coverage import conform
 from coverage_job.engines import Engine
+from coverage_job.engines.spark import SparkEngine
 from coverage_job.errors import BadFileError, CorpusError, EngineError, JobError
 from coverage_job.pipeline.plan import CorpusPlan, Plan, spark_of
 from coverage_job.progress import Steps
 from coverage_job.schemas import HISTOGRAM, Reachability, Stage
 from coverage_job.tokenizer.load import load
 
+# Share of labels that may differ from their own ids before they are taken for shifted ones.
+_MOST_SHIFTED = 0.01
 # What a corpus that holds the token proves wrong.
 OPEN = (Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE)
 
@@ -59,27 +65,41 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         audit_every=options.audit_every,
         corpora={c.corpus.name: _corpus_spec(c, plan, open_ids) for c in plan.corpora},
     )
-    # The longest tasks first, so that none is left over at the end.
-    splits = sorted((s for c in plan.corpora for s in c.splits), key=lambda s: -s.bytes)
-    with steps.step("count", f"count on {engine.describe()}", total=len(splits), unit="splits") as step:
-        counts, texts = engine.count(partial(count_split, spec), splits, step.advance)
-    if len(texts) != len(splits):
-        raise EngineError(f"{len(splits)} tasks were given out and {len(texts)} reported; run again")
+    if not isinstance(engine, SparkEngine) or engine.local:
+        # Compiled once here, what workers of this machine run is found in the cache by all of them.
+        with steps.step("compile"):
+            kernel_of(spec)
+    splits = [s for c in plan.corpora for s in c.splits]
+    counts, reports = _pass(engine, spec, splits, steps)
+    tainted = _tainted(reports)
+    if tainted:
+        # Of these files something was counted before they turned out bad; their corpora are counted again.
+        names = ", ".join(sorted({file for files in tainted.values() for file in files}))
+        steps.say(f"warning: counted again without {names}")
+        kept = [r for r in reports if r["unit"] not in tainted]
+        dropped = [_without_counts(r) for r in reports if r["unit"] in tainted]
+        again = [s for split in splits if (s := _without(split, tainted)) is not None]
+        more, more_reports = _pass(engine, spec, again, steps)
+        counts = pa.concat_tables(
+            [counts.filter(pc.invert(pc.is_in(counts["unit"], pa.array(list(tainted))))), more]
+        )
+        reports = [*kept, *dropped, *more_reports]
     for c in plan.corpora:
         if c.corpus.table is None:
             continue
         with steps.step(f"count {c.corpus.name}") as step:
             task = partial(count_table, spec, c.corpus.name)
-            more, more_texts = spark_of(engine, c.corpus).count_table(
+            more, texts = spark_of(engine, c.corpus).count_table(
                 task, c.corpus.table, c.source.columns, step.advance
             )
-        counts, texts = pa.concat_tables([counts, more]), texts + more_texts
-    reports = [orjson.loads(text) for text in texts]
+        counts = pa.concat_tables([counts, more])
+        reports += map(orjson.loads, texts)
     infos, bad = [], []
     for c in plan.corpora:
-        info, bad_of_corpus = _corpus_info(c, plan.job, [r for r in reports if r["unit"] == c.corpus.name])
-        infos.append(info)
-        bad += bad_of_corpus
+        tally = _tally([r for r in reports if r["unit"] == c.corpus.name])
+        _check_limits(c, tally, plan.job)
+        infos.append(_corpus_info(c, tally, 0))
+        bad += tally.bad
     contexts: dict[int, str] = {}
     for report in sorted(reports, key=lambda r: (r["unit"], r["split"])):
         for token_id, text in report["contexts"].items():
@@ -92,6 +112,57 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         audit=_sum_audits(reports),
         peak_bytes=max((r["peak_bytes"] for r in reports), default=0),
     )
+
+
+def _pass(
+    engine: Engine, spec: CountSpec, splits: Sequence[Split], steps: Steps
+) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """One pass over splits: counts of schema PARTIAL, and the tasks' reports."""
+    # The longest tasks first, so that none is left over at the end.
+    ordered = sorted(splits, key=lambda s: -s.bytes)
+    with steps.step("count", f"count on {engine.describe()}", total=len(ordered), unit="splits") as step:
+        counts, texts = engine.count(partial(count_split, spec), ordered, step.advance)
+    if len(texts) != len(ordered):
+        raise EngineError(f"{len(ordered)} tasks were given out and {len(texts)} reported; run again")
+    return counts, [orjson.loads(text) for text in texts]
+
+
+def _tally(reports: Iterable[dict[str, Any]]) -> Tally:
+    tally = Tally()
+    reports = list(reports)
+    tally.add(PieceReport.from_dict(piece) for r in reports for piece in r["pieces"])
+    tally.seconds = sum(r["seconds"] for r in reports)
+    return tally
+
+
+def _tainted(reports: Iterable[dict[str, Any]]) -> dict[str, set[str]]:
+    """By corpus, the bad files of which counts were handed over all the same.
+
+    A task drops a bad file's counts; those of the file's other pieces, and those handed over early, stand.
+    """
+    read: set[tuple[str, str]] = set()
+    failed: set[tuple[str, str]] = set()
+    for r in reports:
+        for piece in r["pieces"]:
+            (failed if piece["error"] else read).add((r["unit"], piece["stats"]["file"]))
+            if piece["error"] and r["early"]:
+                read.add((r["unit"], piece["stats"]["file"]))
+    tainted: dict[str, set[str]] = {}
+    for unit, file in read & failed:
+        tainted.setdefault(unit, set()).add(file)
+    return tainted
+
+
+def _without(split: Split, tainted: dict[str, set[str]]) -> Split | None:
+    if split.corpus not in tainted:
+        return None
+    pieces = tuple(p for p in split.pieces if p.path not in tainted[split.corpus])
+    return replace(split, pieces=pieces) if pieces else None
+
+
+def _without_counts(report: dict[str, Any]) -> dict[str, Any]:
+    """A report whose counts were thrown away: what failed in it is still to be told."""
+    return {**report, "pieces": [p for p in report["pieces"] if p["error"]], "contexts": {}}
 
 
 def _corpus_spec(c: CorpusPlan, plan: Plan, open_ids: tuple[int, ...]) -> CorpusSpec:
@@ -136,55 +207,53 @@ def ids_of(vocabulary: pa.Table, reachabilities: Iterable[Reachability]) -> tupl
     return tuple(frame.filter(pl.col("reachability").is_in(wanted))["token_id"].to_list())
 
 
-def _corpus_info(
-    c: CorpusPlan, job: Job, reports: list[dict[str, Any]]
-) -> tuple[dict[str, Any], list[BadRecord]]:
-    """A corpus' entry in `run.json` and its located bad records. Raises past the job's limits."""
+def _check_limits(c: CorpusPlan, tally: Tally, job: Job) -> None:
+    """Raises past the job's limits for bad input."""
     policy = job.policy(c.corpus)
     name = c.corpus.name
-    pieces = [(PieceStats(**stats), error) for r in reports for stats, error in r["pieces"]]
-    missing = sorted({stats.file for stats, error in pieces if error})
-    if missing and policy.on_bad_file == "fail":
-        raise BadFileError(next(error for _, error in pieces if error))
-    read = [stats for stats, error in pieces if not error]
-    total = {
-        key: sum(getattr(stats, key) for stats in read)
-        for key in ("records", "documents", "bad_records", "empty_documents", "bytes", "without_target")
-    }
-    if total["records"] != total["documents"] + total["bad_records"]:
-        raise CorpusError(f"corpus {name}: records do not add up ({total}); this is a fault of the reader")
-    if total["documents"] == 0:
+    sums = tally.sums
+    if tally.missing and policy.on_bad_file == "fail":
+        raise BadFileError(next(iter(tally.missing.values())))
+    if sums["records"] != sums["documents"] + sums["bad_records"]:
+        raise CorpusError(f"corpus {name}: records do not add up ({sums}); this is a fault of the reader")
+    if sums["documents"] == 0:
         raise CorpusError(f"corpus {name}: no document could be read; check its path, format and fields")
-    if total["bad_records"] > policy.max_bad_fraction * total["records"]:
-        first = next(b for r in reports for b in r["bad"])
+    if sums["bad_records"] > policy.max_bad_fraction * sums["records"]:
+        first = tally.bad[0]
         raise CorpusError(
-            f"corpus {name}: {total['bad_records']} of {total['records']} records are bad, "
-            f"max_bad_fraction is {policy.max_bad_fraction:g}; the first: {first['file']}: {first['reason']}"
+            f"corpus {name}: {sums['bad_records']:,} of {sums['records']:,} records are bad, "
+            f"max_bad_fraction is {policy.max_bad_fraction:g}; the first: {first.file}, "
+            f"{first.position}: {first.reason}"
         )
-    bad = [
-        BadRecord(**{**b, "first_bytes": bytes.fromhex(b["first_bytes"])}) for r in reports for b in r["bad"]
-    ]
-    info = {
-        "name": name,
+    if sums["shifted_labels"] > _MOST_SHIFTED * sums["labelled"]:
+        raise CorpusError(
+            f"corpus {name}: {sums['shifted_labels']:,} of {sums['labelled']:,} labels are other ids than "
+            "their own position's: labels are unshifted here; give those that are not shifted by one"
+        )
+
+
+def _corpus_info(c: CorpusPlan, tally: Tally, reused: int) -> dict[str, Any]:
+    """A corpus' entry in `run.json`."""
+    info: dict[str, Any] = {
+        "name": c.corpus.name,
         "stage": c.corpus.stage.value,
         "read_as": c.source.decided,
         "files": len(c.files),
-        "files_counted": len({s.file for s in read}),
-        "files_reused": 0,
-        "files_missing": missing,
-        **total,
-        "tokens": sum(r["tokens"] for r in reports),
-        "supervised_tokens": sum(r["supervised_tokens"] for r in reports),
-        "seconds": round(sum(r["seconds"] for r in reports), 3),
+        "files_counted": len(c.files) - reused - len(tally.missing),
+        "files_reused": reused,
+        "files_missing": sorted(tally.missing),
+        **tally.sums,
+        "tokens": tally.tokens,
+        "supervised_tokens": tally.supervised_tokens,
+        "seconds": round(tally.seconds, 3),
+        "bad_reasons": dict(tally.reasons),
+        "notes": dict(tally.notes),
         "warnings": list(c.source.warnings),
     }
     if c.corpus.stage is Stage.POSTTRAINING:
-        audit = MaskAudit()
-        for report in reports:
-            audit = audit.merge(MaskAudit.from_dict(report["mask_audit"]))
-        info["mask_audit"] = audit.to_dict()
-        info["mask_findings"] = [asdict(f) for f in findings(audit)]
-    return info, locate(bad, [stats for stats, _ in pieces])
+        info["mask_audit"] = tally.mask_audit.to_dict()
+        info["mask_findings"] = [asdict(f) for f in findings(tally.mask_audit)]
+    return info
 
 
 def _sum_audits(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:

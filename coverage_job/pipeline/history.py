@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from coverage_job.checks import Facts
 from coverage_job.errors import CoverageJobError, RunDirectoryError
-from coverage_job.storage import Run, join, list_folder
+from coverage_job.storage import Run, is_local, join, list_folder
 
 # Runs that the trend shows, newest last.
 _SHOWN = 30
@@ -27,7 +28,10 @@ def earlier_runs(output: str, sha256: str, before: str | None = None) -> list[Ru
     runs = [
         r
         for r in runs
-        if r.info["tokenizer"]["sha256"] == sha256 and (before is None or r.info["started"] < before)
+        # What `count` wrote has histograms alone.
+        if "totals" in r.info
+        and r.info["tokenizer"]["sha256"] == sha256
+        and (before is None or r.info["started"] < before)
     ]
     return sorted(runs, key=lambda r: str(r.info["started"]))
 
@@ -38,6 +42,20 @@ def trend(runs: Sequence[Run]) -> list[dict[str, Any]]:
         {"run": run.path.rstrip("/").rsplit("/", 1)[-1], "time": run.info["started"], **run.info["totals"]}
         for run in runs[-_SHOWN:]
     ]
+
+
+def runs_with(run_directory: str) -> list[dict[str, Any]]:
+    """The trend up to and with a run, from the directories beside it."""
+    run = Run(run_directory)
+    earlier = earlier_runs(parent(run_directory), run.info["tokenizer"]["sha256"], before=run.info["started"])
+    return trend([*earlier, run])
+
+
+def parent(path: str) -> str:
+    """The folder that a run directory is in."""
+    if is_local(path):
+        return str(Path(path).absolute().parent)
+    return path.rstrip("/").rsplit("/", 1)[0]
 
 
 def facts_of(run: Run) -> Facts:

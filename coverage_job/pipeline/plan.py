@@ -67,6 +67,7 @@ def open_engine(name: str, job: Job) -> Engine:
 
 def make_plan(job: Job, engine: Engine, steps: Steps) -> Plan:
     """Find the tokenizer and the files, decide how they are read. Raises for whatever cannot be found."""
+    steps.say(f"engine: {engine.describe()}")
     with steps.step("plan"):
         tokenizer = describe(job.tokenizer)
         rows = max(tokenizer.rows, job.model_vocab_size or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,9 +15,10 @@ from rich.console import RenderableType
 
 from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
-from coverage_job.config import Job
+from coverage_job.config import DriftOptions, Job
 from coverage_job.corpus.reader import BadRecord
 from coverage_job.coverage import Weight, coverage_table, join_counts, judge, summarise
+from coverage_job.drift.command import DriftResult, Scored, analyse, score_checkpoints
 from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
 from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
 from coverage_job.pipeline.plan import Plan, make_plan, open_engine
@@ -39,14 +41,32 @@ class Result:
     failed: bool
 
 
-def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
-    """The main job: counts, coverage, manifest, summaries, checks, all in a new run directory."""
+def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
+    """Histograms alone, in a new run directory."""
     with open_engine(engine_name, job) as engine:
-        steps.say(f"engine: {engine.describe()}")
+        plan = make_plan(job, engine, steps)
+        vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
+        counted = count(plan, vocabulary, engine, steps)
+        info = _run_info(plan, counted, engine.describe(), steps)
+    writer = RunWriter.create(job.output, directory)
+    writer.write_table("histogram.parquet", counted.histogram)
+    writer.write_table("bad_records.parquet", _bad_table(counted.bad))
+    writer.finish(info)
+    return Result(writer.path, tables.counted(counted.corpora), failed=False)
+
+
+def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
+    """The main job: counts, coverage, manifest, summaries, checks and the page, in a new run directory."""
+    scoring: Future[Scored] | None = None
+    with open_engine(engine_name, job) as engine:
         plan = make_plan(job, engine, steps)
         with steps.step("vocabulary"):
             vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
-        counted = count(plan, vocabulary, engine, steps)
+        # The driver scores checkpoints while the executors count.
+        with ThreadPoolExecutor(1) as pool:
+            if job.drift is not None:
+                scoring = pool.submit(_score, job.drift)
+            counted = count(plan, vocabulary, engine, steps)
         engine_text = engine.describe()
     with steps.step("cover"):
         vocabulary = _raise_seen(vocabulary, counted, plan)
@@ -57,11 +77,20 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         coverage = coverage_table(judged, action)
         needs = manifest(judged, action, job.coverage)
         summary = summarise(coverage, counted.histogram)
+    drift: DriftResult | None = None
+    if scoring is not None and job.drift is not None:
+        with steps.step("drift"):
+            drift = analyse(scoring.result(), coverage, neighbours=job.drift.neighbours)
+            coverage = drift.coverage if drift.coverage is not None else coverage
     runs = earlier_runs(job.output, plan.tokenizer.sha256)
-    results = evaluate(job.checks, Facts(summary.to_pylist(), counted.corpora), baseline_among(runs))
+    results = evaluate(
+        job.checks,
+        Facts(summary.to_pylist(), counted.corpora, drift.report if drift is not None else None),
+        baseline_among(runs),
+    )
     checked = [r.to_dict() for r in results]
     bad = _bad_table(counted.bad)
-    info = _run_info(plan, counted, summary, engine_text, steps)
+    info = _run_info(plan, counted, engine_text, steps) | {"totals": _totals(summary)}
     writer = RunWriter.create(job.output, directory)
     name = writer.path.rstrip("/").rsplit("/", 1)[-1]
     data = PageData(
@@ -73,6 +102,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         summary=summary,
         checks=checked,
         bad_records=bad,
+        drift=drift.table if drift is not None else None,
         history=[*trend(runs), {"run": name, "time": info["started"], **info["totals"]}],
     )
     with steps.step("write"):
@@ -83,10 +113,23 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         writer.write_json("summary.json", _summary_json(summary, counted.corpora))
         writer.write_table("bad_records.parquet", bad)
         writer.write_json("checks.json", checked)
+        if drift is not None:
+            writer.write_table("drift.parquet", drift.table)
+            writer.write_json("drift.json", drift.report)
         writer.write("report.html", page(data))
         writer.finish(info)
     printed = tables.run_report(info, coverage, summary, results, writer.path)
     return Result(writer.path, printed, any(r.verdict == "fail" for r in results))
+
+
+def _score(options: DriftOptions) -> Scored:
+    return score_checkpoints(
+        options.before,
+        options.after,
+        lm_head=options.lm_head,
+        embedding=options.embedding,
+        device=options.device,
+    )
 
 
 def _template_ids(plan: Plan) -> set[int]:
@@ -130,14 +173,13 @@ def _bad_table(bad: Sequence[BadRecord]) -> pa.Table:
     return pa.Table.from_pylist(rows, BAD_RECORDS)
 
 
-def _run_info(plan: Plan, counted: Counted, summary: pa.Table, engine: str, steps: Steps) -> dict[str, Any]:
+def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[str, Any]:
     return {
         "started": plan.started.isoformat(timespec="seconds"),
         "job": plan.job.model_dump(mode="json"),
         "engine": engine,
         "versions": _versions(),
         "tokenizer": {**asdict(plan.tokenizer), "matrix_rows": plan.rows},
-        "totals": _totals(summary),
         "corpora": counted.corpora,
         "audit": counted.audit,
         "peak_bytes": counted.peak_bytes,

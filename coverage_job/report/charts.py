@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 WIDTH, HEIGHT = 460, 300
 # Borders of the drawing area.
-LEFT, RIGHT, TOP, BASE = 52, WIDTH - 14, 30, HEIGHT - 42
+LEFT, RIGHT, TOP, BASE = 52, WIDTH - 20, 30, HEIGHT - 42
 
 
 def short(number: float) -> str:
@@ -75,9 +75,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Series:
-    """A line. style: a class of the page's sheet that sets colour and dash."""
+    """A line. style: a class of the page's sheet for colour and dash. titles: of marks on the points."""
 
-    label: str
     style: str
     points: Sequence[tuple[float, float]]
     titles: Sequence[str] = ()

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import polars as pl
 from markupsafe import Markup
 
+from coverage_job.drift.explain import BUCKETS, bucket_names
 from coverage_job.report.charts import BASE, LEFT, RIGHT, Linear, Log, Plot, Series, short, stacked_bar
 
 STATUSES = ("covered", "low", "critical", "absent")
 COSINES = (0.95, 0.90, 0.65)
-BUCKETS = (0, 1, 5, 20, 100, 1000)
 _BINS_PER_DECADE = 4
 # Room beside the axes of the density chart for the row and the column of tokens with a count of 0.
 _ZERO = 22.0
@@ -81,14 +81,11 @@ def rank_frequency(coverage: pl.DataFrame, measure: str, minimum: int) -> Chart 
     plot.rect((1, len(coverage)), (1, minimum), "starved")
     plot.value_axes()
     plot.horizontal(minimum, "limit")
-    plot.text(LEFT + 6, plot.py(minimum) + 14, f"starved, under {minimum}: {starved:,} tokens", "inside")
-    for label, style, counts in (
-        ("pre-training", "pre", pre),
-        ("supervised in post-training", "post", post),
-    ):
+    plot.text(LEFT + 6, BASE - 6, f"starved, under {minimum}: {starved:,} tokens", "inside")
+    for style, counts in (("pre", pre), ("post", post)):
         if len(counts):
             ranks = np.unique(np.geomspace(1, len(counts), 120).round().astype(int))
-            plot.line(Series(label, style, [(float(r), float(counts[r - 1])) for r in ranks]))
+            plot.line(Series(style, [(float(r), float(counts[r - 1])) for r in ranks]))
     _legend(plot, (("pre", "pre-training"), ("post", measure_words(measure))))
     places = [10**k for k in range(7) if 10**k <= max(len(pre), len(post))]
     return Chart(
@@ -160,18 +157,18 @@ def density(coverage: pl.DataFrame, measure: str, minimum: int) -> Chart | None:
     pre, post = (np.digitize(v, edges) for v, edges in ((x, [1, 10, 100, 1000, 10000]), (y, [1, 5, 20, 100])))
     return Chart(
         "Supervised against pre-training",
-        f"Darker is more tokens. {never:,} tokens stand in pre-training and are never asked for; "
+        f"Stronger is more tokens. {never:,} tokens stand in pre-training and are never asked for; "
         f"{frequent:,} occur there 1,000 times or more and lie under the minimum.",
         plot.svg(),
         ("pre-training", *[f"{name} {measure_words(measure).split(' in ')[0]}" for name in _POST_NAMES]),
         [
             [name, *[f"{int(((pre == i) & (post == j)).sum()):,}" for j in range(5)]]
-            for i, name in enumerate(("0", "1–9", "10–99", "100–999", "1,000–9,999", "10,000 and more"))
+            for i, name in enumerate(("0", "1–9", "10–99", "100–999", "1,000–9,999", "10,000+"))
         ],
     )
 
 
-_POST_NAMES = ("0", "1–4", "5–19", "20–99", "100 and more")
+_POST_NAMES = ("0", "1–4", "5–19", "20–99", "100+")
 
 
 def _bin(values: Floats) -> npt.NDArray[np.int64]:
@@ -200,14 +197,8 @@ def drift_by(coverage: pl.DataFrame, measure: str, by: str | None = None) -> lis
     value, tokens, mean, min, under: shares under each of COSINES, bar. Tokens without a cosine are left out.
     """
     scored = coverage.filter(pl.col("lm_head_cosine").is_not_null() & pl.col("lm_head_cosine").is_not_nan())
-    key = (
-        pl.col(by)
-        if by
-        else pl.col(measure)
-        .cast(pl.Float64)
-        .cut([b - 1e-9 for b in BUCKETS[1:]], labels=[str(i) for i in range(len(BUCKETS))])
-        .cast(pl.String)
-    )
+    bucket = np.searchsorted(BUCKETS, scored[measure].to_numpy(), side="right") - 1
+    key = pl.col(by) if by else pl.Series(bucket)
     cosine = pl.col("lm_head_cosine")
     rows = (
         scored.group_by(key.alias("value"))
@@ -220,26 +211,15 @@ def drift_by(coverage: pl.DataFrame, measure: str, by: str | None = None) -> lis
         .sort(["0.95", "value"] if by else ["value"], descending=[True, False] if by else [False])
         .to_dicts()
     )
+    names = bucket_names()
     for row in rows:
         if by is None:
-            row["value"] = bucket_name(int(row["value"]))
+            row["value"] = names[row["value"]]
         row["under"] = [row[str(c)] for c in COSINES]
         row["bar"] = stacked_bar(
             [("s-critical", row["0.95"])], f"{100 * row['0.95']:.1f} % under cosine 0.95"
         )
     return rows
-
-
-def bucket_name(index: int) -> str:
-    """
-    >>> [bucket_name(i) for i in range(6)]
-    ['0', '1–4', '5–19', '20–99', '100–999', '1,000 and more']
-    """
-    if index == 0:
-        return "0"
-    if index == len(BUCKETS) - 1:
-        return f"{BUCKETS[-1]:,} and more"
-    return f"{BUCKETS[index]:,}–{BUCKETS[index + 1] - 1:,}"
 
 
 _TREND_STYLES = {"flagged": "post", "critical": "third", "absent": "pre"}
@@ -269,7 +249,7 @@ def trend(history: Sequence[Mapping[str, Any]]) -> Chart | None:
     for name in names:
         points = [(float(i), float(row[name])) for i, row in enumerate(history)]
         titles = [f"{row['time']}: {row[name]:,} {name}" for row in history]
-        plot.line(Series(name, _TREND_STYLES[name], points, titles))
+        plot.line(Series(_TREND_STYLES[name], points, titles))
     _legend(plot, [(_TREND_STYLES[n], n) for n in names])
     last, before = history[-1], history[-2]
     changes = ", ".join(f"{last[n] - before[n]:+,} {n}" for n in names)

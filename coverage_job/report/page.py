@@ -22,8 +22,9 @@ from markupsafe import Markup
 
 from coverage_job import __version__
 from coverage_job.coverage import measure_column
-from coverage_job.report import figures, rows
+from coverage_job.report import figures, rows, tables
 from coverage_job.report.visible import visible, visible_bytes
+from coverage_job.schemas import DRIFT_COLUMNS
 from coverage_job.storage import Run, dump_json, join, write_bytes
 
 _FIRST_ROWS = 15
@@ -37,7 +38,7 @@ class PageData:
     """What the page is made of: the files of a run directory, as they are read or before they are written.
 
     name: the run's. info: `run.json`. history: rows with `run`, `time` and any of flagged, critical,
-    absent, oldest first. drift: `drift.parquet`, for neighbours; cosines come from the coverage table.
+    absent, oldest first. drift: schema DRIFT; its cosines stand where the coverage table has none.
     """
 
     name: str
@@ -76,7 +77,7 @@ def build_page(run: Run, history: Sequence[Mapping[str, Any]] = (), drift: pa.Ta
 
 def page(data: PageData) -> bytes:
     """The page, as UTF-8 HTML."""
-    coverage = pl.DataFrame(data.coverage)
+    coverage = _with_drift(pl.DataFrame(data.coverage), data.drift)
     options = data.info["job"]["coverage"]
     measure, minimum = measure_column(options["measure"]), options["minimum"]
     chosen = rows.flagged(coverage)
@@ -91,7 +92,7 @@ def page(data: PageData) -> bytes:
         "page.html",
         title=f"Token coverage · {data.name}",
         name=data.name,
-        info=data.info,
+        started=str(data.info.get("started", ""))[:16].replace("T", " "),
         options=options,
         measure=measure,
         verdicts=_verdicts(data.checks),
@@ -123,6 +124,18 @@ def page(data: PageData) -> bytes:
     )
 
 
+def _with_drift(coverage: pl.DataFrame, drift: pa.Table | None) -> pl.DataFrame:
+    """Coverage with the drift columns that it has not, taken from a drift table of the same tokens."""
+    columns = [c for c in DRIFT_COLUMNS if drift is not None and c in drift.column_names]
+    if drift is None or not columns:
+        return coverage
+    scores = pl.DataFrame(drift.select(["token_id", *columns]))
+    joined = coverage.join(scores, on="token_id", how="left", suffix="_scored", maintain_order="left")
+    return joined.with_columns(pl.coalesce(c, f"{c}_scored").alias(c) for c in columns).select(
+        coverage.columns
+    )
+
+
 def _head(coverage: pl.DataFrame, data: PageData) -> dict[str, int]:
     counts: dict[str, int] = dict(coverage.group_by("status").len().iter_rows())
     total = {s: counts.get(s, 0) for s in (*figures.STATUSES, "exempt")}
@@ -145,11 +158,20 @@ def _verdicts(checks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {v: sum(c["verdict"] == v for c in checks) for v in ("fail", "warn", "pass")}
 
 
-def _audits(corpora: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """The mask audits of all corpora as one table: names of the counts, and each corpus' counts."""
-    audited = [(c["name"], c["mask_audit"]) for c in corpora if c.get("mask_audit")]
-    names = list(dict.fromkeys(n for _, audit in audited for n, v in audit.items() if isinstance(v, int)))
-    return names, [(corpus, [audit.get(n) for n in names]) for corpus, audit in audited]
+def _audits(corpora: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mask audits as one table: a row per count that is not 0 everywhere, a column per corpus.
+
+    findings: (corpus, finding) of all corpora, those that warn first.
+    """
+    audited = [c for c in corpora if c.get("mask_audit")]
+    names = dict.fromkeys(n for c in audited for n, v in c["mask_audit"].items() if isinstance(v, int))
+    counts = [(name, [c["mask_audit"].get(name, 0) for c in audited]) for name in names]
+    found = [(c["name"], f) for c in audited for f in c.get("mask_findings", ())]
+    return {
+        "corpora": [c["name"] for c in audited],
+        "counts": [(name, values) for name, values in counts if any(values)],
+        "findings": sorted(found, key=lambda pair: not pair[1]["warns"]),
+    }
 
 
 @cache
@@ -159,10 +181,6 @@ def _text(name: str) -> str:
 
 def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _share(part: float, total: float) -> str:
-    return f"{100 * part / total:.1f} %" if total else "–"
 
 
 @cache
@@ -175,14 +193,14 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        whole=lambda n: "–" if n is None else f"{n:,.0f}",
+        whole=lambda n: "–" if n is None else tables.whole(n),
         cosine=lambda n: "–" if n is None else f"{n:.4f}",
         percent=lambda n: "–" if n is None else f"{100 * n:.1f} %",
         words=lambda name: str(name).replace("_", " "),
         visible=visible,
         visible_bytes=visible_bytes,
     )
-    environment.globals.update(share=_share, version=__version__)
+    environment.globals.update(share=tables.share, version=__version__)
     return environment
 
 

@@ -1,7 +1,7 @@
 """Flagged tokens as the page carries them: columns, coded and compressed, that its script unpacks.
 
 Two blocks: `table` has what rows show and filters ask, `details` what a row opens to. Rows are in the
-order in which the page first shows them: most frequent in pre-training first.
+order in which the page first shows them: absent, critical, low, each most frequent in pre-training first.
 """
 
 from __future__ import annotations
@@ -16,28 +16,21 @@ import orjson
 import polars as pl
 import pyarrow as pa
 
-from coverage_job.schemas import FLAGGED
+from coverage_job.schemas import COVERAGE_COUNTS, DRIFT_COLUMNS, FLAGGED
 
 # What a browser filters without delay and a mail program still sends.
 MOST_ROWS = 200_000
 # Rows of (token, corpus, language, group) in all, which are what makes the file large.
 _MOST_PARTS = 1_000_000
 _PARTS_PER_TOKEN = (16, 12, 8, 6, 5, 4, 3, 2, 1)
-_MOST_CONTEXT = 240
+# Characters of a context, and of all contexts.
+_MOST_CONTEXT, _ALL_CONTEXTS = 240, 4_000_000
 # Bits of a corpus mask: JavaScript's bitwise numbers have 32, one of them the sign.
 _BITS = 30
 
 _CODED = ("language", "category", "status", "action")
 _DETAIL_CODED = ("script", "kind", "reachability", "decodable", "language_rule", "category_rule")
-_COUNTS = (
-    "pretraining_occurrences",
-    "pretraining_documents",
-    "posttraining_occurrences",
-    "posttraining_documents",
-    "posttraining_supervised_occurrences",
-    "posttraining_supervised_documents",
-    "expected_updates",
-)
+_FLOATS = ("expected_updates", *DRIFT_COLUMNS)
 
 
 def pack(value: Any) -> str:
@@ -47,8 +40,16 @@ def pack(value: Any) -> str:
 
 def flagged(coverage: pl.DataFrame) -> pl.DataFrame:
     """The flagged rows in the page's order."""
-    order = ["pretraining_occurrences", "deficit", "token_id"]
-    return coverage.filter(pl.col("status").is_in(FLAGGED)).sort(order, descending=[True, True, False])
+    return ordered(coverage.filter(pl.col("status").is_in(FLAGGED)))
+
+
+def ordered(coverage: pl.DataFrame) -> pl.DataFrame:
+    """Rows in the page's order."""
+    severity = pl.col("status").replace_strict(
+        {name: i for i, name in enumerate(FLAGGED)}, default=-1, return_dtype=pl.Int8
+    )
+    keys = [severity, pl.col("pretraining_occurrences"), pl.col("token_id")]
+    return coverage.sort(keys, descending=[True, True, False])
 
 
 def coded(column: pl.Series) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _numbers(column: pl.Series) -> list[Any]:
 def table_block(rows: pl.DataFrame, histogram: pa.Table, measure: str) -> dict[str, Any]:
     """What the grid shows and its filters ask.
 
-    rows: flagged coverage rows, in the page's order. histogram: schema HISTOGRAM. measure: a column of counts.
+    rows: flagged coverage rows, in the page's order. histogram: schema HISTOGRAM. measure: a counts column.
     `masks` tells for each row in which corpora it stands, 30 corpora to a list.
     """
     numbers = ["pretraining_occurrences", measure, "deficit"]
@@ -120,19 +121,16 @@ def details_block(
         maintain_order="left",
     )
     contexts = [
-        None if context is None or context.encode() == data else context[:_MOST_CONTEXT]
+        None if context is None or context.encode() == data else context
         for context, data in zip(remedy["context"], rows["token_bytes"], strict=True)
     ]
-    floats = [
-        n
-        for n in ("lm_head_cosine", "lm_head_l2", "embedding_cosine", "embedding_l2")
-        if rows[n].is_not_null().any()
-    ]
+    room = min(_MOST_CONTEXT, _ALL_CONTEXTS // max(1, len(contexts) - contexts.count(None)))
     return {
         "coded": {name: coded(rows[name]) for name in _DETAIL_CODED},
-        "numbers": {name: _numbers(rows[name]) for name in (*_COUNTS, *floats)},
+        "counts": {name: rows[name].to_list() for name in COVERAGE_COUNTS},
+        "numbers": {name: _numbers(rows[name]) for name in _FLOATS if rows[name].is_not_null().any()},
         "reason": coded(remedy["reason"].fill_null("")),
-        "context": contexts,
+        "context": [c if c is None or len(c) <= room else f"{c[:room]}…" for c in contexts],
         "parts": _parts(rows, histogram),
         "neighbours": _neighbours(rows, drift, names),
     }

@@ -63,6 +63,8 @@ class Read:
 def unpack(batch: TextBatch | TokenBatch, keys: list[Key]) -> list[tuple[Key, list[Any], list[Any]]]:
     """Documents as (key, pieces, supervised parts), by the slowest and plainest road."""
     out: list[tuple[Key, list[Any], list[Any]]] = []
+    text = batch.text.tobytes() if isinstance(batch, TextBatch) else b""
+    spans = batch.spans.tolist() if isinstance(batch, TextBatch) and batch.spans is not None else []
     for i in range(len(batch)):
         key = keys[batch.keys[i]]
         if isinstance(batch, TokenBatch):
@@ -71,14 +73,18 @@ def unpack(batch: TextBatch | TokenBatch, keys: list[Key]) -> list[tuple[Key, li
             mask = batch.supervised[a:b] if batch.supervised is not None else np.ones(b - a, np.uint8)
             out.append((key, ids, [t for t, m in zip(ids, mask, strict=True) if m]))
             continue
-        text = batch.text.tobytes()
         first, last = batch.documents[i : i + 2]
         pieces = [text[batch.pieces[p] : batch.pieces[p + 1]] for p in range(first, last)]
-        begin, end = batch.pieces[first], batch.pieces[last]
-        spans = pieces
-        if batch.spans is not None:
-            spans = [text[a:b] for a, b in batch.spans.tolist() if begin <= a and b <= end]
-        out.append((key, pieces, [s.decode() for s in spans]))
+        end = batch.pieces[last]
+        if batch.spans is None:
+            targets = pieces
+        else:
+            targets = []
+            while spans and spans[0][1] <= end:  # spans are sorted
+                start, stop = spans.pop(0)
+                targets.append(text[start:stop])
+        out.append((key, pieces, [s.decode() for s in targets]))
+    assert not spans
     return out
 
 

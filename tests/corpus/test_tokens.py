@@ -96,8 +96,7 @@ def test_bad_token_records(write: Callable[..., str], kind: str) -> None:
         {"input_ids": list(range(40)), "labels": list(range(40))},
     ]
     if kind == "jsonl":
-        rows += [{"input_ids": ["a"], "labels": [1]}, {"input_ids": [1.5], "labels": [1]}, {"input_ids": "x", "labels": []},
-                 {"input_ids": [[1], [2, 3]], "labels": []}]  # fmt: skip
+        rows += [{"input_ids": value, "labels": [1]} for value in (["a"], [1.5], "x", [[1], [2, 3]])]
     read = read_all(make_job(path=as_file(write, kind, rows), max_record_bytes=100))
     assert read.ids == [[1]]
     reasons = [b.reason.partition(":")[0] for b in read.bad]

@@ -115,7 +115,7 @@ def test_another_kind_of_number_is_rounded_and_said(tmp_path: Path, drifted: Pat
     before, base = sharded(tmp_path / "b", 1, torch.float32)
     after, head = sharded(tmp_path / "a", 50, torch.bfloat16)
     result = restore(str(before), str(after), str(drifted), str(tmp_path / "o"))
-    assert (result.exact, result.note) == (False, "rows converted from F32 to BF16")
+    assert (result.exact, result.note) == (False, "converted from F32 to BF16")
     expected = head.clone()
     expected[:20] = base[:20].bfloat16()
     assert torch.equal(load_file(tmp_path / "o" / "model-2.safetensors")["lm_head.weight"], expected)

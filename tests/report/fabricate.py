@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from coverage_job.config import CoverageOptions, RemedyOptions
+from coverage_job.corpus.audit import MaskAudit, findings
 from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.schemas import BAD_RECORDS, HISTOGRAM, VOCABULARY, Stage
@@ -154,10 +156,17 @@ def _corpus(name: str, stage: str, table: pl.DataFrame) -> dict[str, Any]:
         "supervised_tokens": int(own["supervised_occurrences"].sum()),
         "empty_documents": 1,
         "seconds": 1.5,
-        "mask_audit": {"without_target": 3, "seam_tokens": 12, "more_than_one_bos": 0}
-        if stage == "posttraining"
-        else {},
+        **(_masks() if stage == "posttraining" else {}),
     }
+
+
+def _masks() -> dict[str, Any]:
+    audit = MaskAudit(
+        records=10_000, failed=2, without_target=310, tokens=90_000, supervised_tokens=40_000, seam_tokens=12
+    )
+    audit.failures = {"<b>no</b> role \u202e": 2}
+    audit.end_of_turn = {"<|im_end|>": [900, 0]}
+    return {"mask_audit": audit.to_dict(), "mask_findings": [asdict(f) for f in findings(audit)]}
 
 
 HISTORY = [
@@ -239,6 +248,7 @@ def write_run(path: Path, rows: int = 1500, *, drift: bool = True, seed: int = 1
     stages = {"web": "pretraining", "code": "pretraining", "sft": "posttraining", "chat": "posttraining"}
     writer.finish(
         {
+            "started": "2026-05-05T02:00:00+00:00",
             "job": {"coverage": options.model_dump(mode="json")},
             "tokenizer": {"sha256": "0" * 64, "n_base": rows - 2, "n_with_added": rows - 2, "rows": rows},
             "corpora": [_corpus(name, stage, frame) for name, stage in stages.items()],

@@ -98,87 +98,100 @@ function columnsOf(table) {
   ];
 }
 
-// What a row opens to: definitions, counts by part, neighbours.
+// What a row opens to: why it is flagged and what serves it, its counts, its neighbours.
 function panelOf(table, details, row) {
   const panel = element('div', 'details');
   const list = element('dl');
-  const line = (name, ...content) => {
+  const line = (name, content) => {
     const value = element('dd');
-    value.append(...content);
+    value.append(content);
     list.append(element('dt', '', name), value);
   };
   const hex = table.hex(row);
   const text = table.data.text[row];
   if (hex === undefined) line('Token', visible(text));
   line('Bytes', visibleBytes(hex ?? hexOf(text)));
-  if (details.reason) line('Remedy', `${words(table.value('action', row))}: ${details.reason.values[details.reason.codes[row]]}`);
-  const context = details.context?.[row];
-  if (context) line('Context', visible(context));
+  const reason = details.reason.values[details.reason.codes[row]];
+  if (reason) line('Remedy', `${words(table.value('action', row))}: ${reason}`);
+  if (details.context[row]) line('Context', visible(details.context[row]));
   for (const [key, { values, codes }] of Object.entries(details.coded)) {
     line(words(key), words(values[codes[row]]) || '–');
   }
   for (const [key, values] of Object.entries(details.numbers)) line(words(key), number(values[row], key));
-  panel.append(list);
-  if (details.parts) panel.append(partsOf(details, row));
-  const near = details.neighbours?.of[row];
+  const counts = element('div', 'parts');
+  counts.append(totalsOf(details.counts, row), ...partsOf(details.parts, row));
+  panel.append(list, counts);
+  const near = details.neighbours.of[row];
   if (near) {
     const box = element('div', 'near');
     for (const [name, ids] of [['Neighbours before', near[0]], ['Neighbours after', near[1]]]) {
-      box.append(element('h4', '', name));
+      const side = element('div');
       const ordered = element('ol');
       for (const id of ids) {
         const item = element('li');
         item.append(visible(details.neighbours.names[id] ?? ''), element('span', 'note', ` ${id}`));
         ordered.append(item);
       }
-      box.append(ordered);
+      side.append(element('h4', '', name), ordered);
+      box.append(side);
     }
     panel.append(box);
   }
   return panel;
 }
 
+// A table of plain cells; the first `left` columns are text, the others numbers.
+function tableOf(names, rows, left) {
+  const grid = element('table');
+  const head = grid.createTHead().insertRow();
+  names.forEach((name, k) => {
+    const cell = element('th', k < left ? '' : 'n', name);
+    cell.scope = 'col';
+    head.append(cell);
+  });
+  const body = grid.createTBody();
+  for (const row of rows) {
+    const line = body.insertRow();
+    row.forEach((value, k) => {
+      const cell = line.insertCell();
+      if (k >= left) cell.className = 'n';
+      cell.append(typeof value === 'number' ? whole.format(value) : value);
+    });
+  }
+  return grid;
+}
+
+function totalsOf(counts, row) {
+  const rows = [
+    ['Pre-training', 'pretraining_'],
+    ['Post-training', 'posttraining_'],
+    ['of it supervised', 'posttraining_supervised_'],
+  ].map(([name, prefix]) => [name, counts[`${prefix}occurrences`][row], counts[`${prefix}documents`][row]]);
+  return tableOf(['Stage', 'Occurrences', 'Documents'], rows, 1);
+}
+
 function hexOf(text) {
   return Array.from(new TextEncoder().encode(text), (b) => b.toString(16).padStart(2, '0')).join('');
 }
 
-function partsOf({ parts }, row) {
+function partsOf(parts, row) {
   if (!parts.starts) {
     parts.starts = [0];
     for (const size of parts.sizes) parts.starts.push(parts.starts.at(-1) + size);
   }
   const [from, to] = [parts.starts[row], parts.starts[row + 1]];
-  const box = element('div', 'parts');
-  box.append(element('h4', '', 'Counts by corpus, language and group'));
-  if (from === to) {
-    box.append(element('p', 'note', 'No corpus of either stage holds it.'));
-    return box;
-  }
-  const grid = element('table');
-  const head = grid.createTHead().insertRow();
-  for (const name of ['Corpus', 'Stage', 'Language', 'Group', 'Occurrences', 'Supervised']) {
-    const cell = element('th', /Occ|Sup/.test(name) ? 'n' : '', name);
-    cell.scope = 'col';
-    head.append(cell);
-  }
-  const body = grid.createTBody();
+  if (from === to) return [element('p', 'note', 'No corpus of either stage holds it.')];
+  const rows = [];
   for (let i = from; i < to; i++) {
     const [stage, corpus, language, group] = parts.keys[parts.key[i]];
-    const line = body.insertRow();
-    for (const name of [corpus, stage, language || '–']) line.insertCell().textContent = name;
-    line.insertCell().append(group ? visible(group) : '–');
     const all = parts.occurrences[i];
-    for (const value of [all, all - parts.unsupervised[i]]) {
-      const cell = line.insertCell();
-      cell.className = 'n';
-      cell.textContent = whole.format(value);
-    }
+    rows.push([corpus, stage, language || '–', group ? visible(group) : '–', all, all - parts.unsupervised[i]]);
   }
-  box.append(grid);
-  if (parts.left_out[row]) {
-    box.append(element('p', 'note', `${whole.format(parts.left_out[row])} smaller counts are in histogram.parquet.`));
-  }
-  return box;
+  const names = ['Corpus', 'Stage', 'Language', 'Group', 'Occurrences', 'Supervised'];
+  const out = [element('h4', '', 'By corpus, language and group'), tableOf(names, rows, 4)];
+  const more = parts.left_out[row];
+  if (more) out.push(element('p', 'note', `${whole.format(more)} smaller counts are in histogram.parquet.`));
+  return out;
 }
 
 // Columns of a file of rows: exact text, and bytes where there is no text.
@@ -302,10 +315,10 @@ async function tokens() {
   // Ready before the first row is opened, without delaying the first view.
   setTimeout(() => {
     details();
-    table.search('');
+    table.search('', new Uint8Array(table.n));
   }, 300);
 }
 
-document.documentElement.classList.remove('plain');
 theme();
-tokens();
+// Until the table works, and where it cannot, its first rows stand as plain HTML.
+tokens().then(() => document.documentElement.classList.remove('plain'));

@@ -80,30 +80,31 @@ class Table {
 
   // Rows that fit, in the order asked. wanted: {column: value}, with `corpus` and `search` among them.
   select(wanted, name, down) {
-    const tests = [];
-    const { search, corpus, ...labels } = wanted;
-    for (const [column, value] of Object.entries(labels)) {
-      const { values, codes } = this.coded[column];
-      tests.push([codes, values.indexOf(value)]);
+    const order = this.order(name, down);
+    if (Object.keys(wanted).length === 0) return order;
+    const keep = new Uint8Array(this.n).fill(1);
+    for (const [column, value] of Object.entries(wanted)) {
+      if (column === 'search') this.search(value, keep);
+      else if (column === 'corpus') {
+        const [mask, bit] = this.bit(this.data.corpora.indexOf(value));
+        for (let row = 0; row < this.n; row++) if (!(mask[row] & bit)) keep[row] = 0;
+      } else {
+        const { values, codes } = this.coded[column];
+        const code = values.indexOf(value);
+        for (let row = 0; row < this.n; row++) if (codes[row] !== code) keep[row] = 0;
+      }
     }
-    const [mask, bit] = corpus === undefined ? [] : this.bit(this.data.corpora.indexOf(corpus));
-    const found = search ? this.search(search) : null;
-    const out = new Int32Array(this.n);
-    let size = 0;
-    for (const row of this.order(name, down)) {
-      if (found && !found[row]) continue;
-      if (mask && !(mask[row] & bit)) continue;
-      if (tests.every(([codes, code]) => codes[row] === code)) out[size++] = row;
-    }
-    return out.subarray(0, size);
+    return order.filter((row) => keep[row]);
   }
 
-  // Which rows hold a text, whatever its case, or have the id.
-  search(text) {
+  // Keeps the rows that hold a text, whatever its case, or have the id.
+  search(text, keep) {
     this.lower ??= this.data.text.map((t) => t.toLowerCase());
     const needle = text.toLowerCase();
     const id = /^\d+$/.test(text) ? Number(text) : -1;
-    return Uint8Array.from(this.lower, (t, row) => t.includes(needle) || this.ids[row] === id);
+    for (let row = 0; row < this.n; row++) {
+      if (keep[row] && !this.lower[row].includes(needle) && this.ids[row] !== id) keep[row] = 0;
+    }
   }
 }
 
