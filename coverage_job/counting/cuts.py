@@ -24,7 +24,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from coverage_job.counting import patterns
+from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES
 from coverage_job.counting.patterns import CODE_POINTS, Automaton, Bools, Unsupported
+from coverage_job.counting.table import LONG
 
 # Raised whenever what is derived changes; a cached file of another version is derived anew.
 FORMAT = 1
@@ -314,6 +316,8 @@ def _byte_model(model: dict[str, Any]) -> dict[str, Array]:
     widths = np.zeros(rows, np.int32)
     for i, data in spelled.items():
         widths[i] = len(data)
+    if len(widths) > MAX_IDS or len(merges) > MAX_MERGES or widths.max() > LONG:
+        raise Unsupported("its vocabulary is too large")
     whole = [(data, i) for i, data in sorted(spelled.items()) if _is_text(data)]
     if not model.get("ignore_merges"):
         whole = []

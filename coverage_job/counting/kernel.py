@@ -289,6 +289,7 @@ def _model(cuts: Cuts) -> scan.Model:
         single=arrays["single"],
         widths=arrays["widths"],
         merges=index_merges(arrays["merges"]),
+        products=np.ascontiguousarray(arrays["merges"][:, 2]),
     )
 
 

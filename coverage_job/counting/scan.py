@@ -49,6 +49,7 @@ class Model(NamedTuple):
     single: Any  # int32[256]
     widths: Any  # int32[rows]
     merges: Any  # see bpe.index_merges
+    products: Any  # int32 by rank
 
 
 class Batch(NamedTuple):
@@ -281,20 +282,14 @@ def _cut(model, batch, state, group):
 
 
 @compiled
-def encode_chunk(single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, end, kind, symbols, pairs):
-    """Encode a chunk by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
+def _merged(single, widths, merges, products, text, start, end, symbols, scratch):
+    """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
     n = end - start
-    if kind == WHOLE and n <= LONG:
-        first, second, tag = key_of(text, start, end, WHOLE)
-        row = look_up(vocabulary_rows, vocabulary_bytes, first, second, tag, text, start)
-        if vocabulary_rows[row, 2] != 0:
-            symbols[0] = np.int32(vocabulary_rows[row, 3])
-            return 1
     for i in range(n):
         symbols[i] = single[text[start + i]]
-    if n <= SHORT:
-        return merge_short(symbols, n, pairs, merges)
-    return merge_long(symbols, n, widths, merges)
+    if n > SHORT:
+        return merge_long(symbols, n, widths, merges, products)
+    return merge_short(symbols, n, scratch[0], scratch[1], scratch[2], merges, products)
 
 
 @compiled
@@ -345,10 +340,11 @@ def _add(model, vocabulary, table, text, group, n):
     starts, ends, kinds = group.starts, group.ends, group.kinds
     firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
     rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
-    vocabulary_rows, vocabulary_bytes = vocabulary.rows, vocabulary.bytes
-    single, widths, merges = model.single, model.widths, model.merges
+    words, word_bytes = vocabulary.rows, vocabulary.bytes
+    single, widths = model.single, model.widths
+    merges, products = model.merges, model.products
     symbols = np.empty(LONG, np.int32)
-    pairs = np.empty(SHORT, np.uint64)
+    scratch = np.empty((3, SHORT), np.int32)
     for i in range(n):
         if kinds[i] < 0 or found[i] >= 0:
             continue
@@ -356,9 +352,14 @@ def _add(model, vocabulary, table, text, group, n):
         # It may be there by now: the same chunk may come twice in a group.
         row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, start)
         if rows[row, 2] == 0:
-            count = encode_chunk(
-                single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, ends[i], kinds[i], symbols, pairs
-            )
+            count = 0
+            if kinds[i] == WHOLE:
+                entry = look_up(words, word_bytes, firsts[i], seconds[i], tags[i], text, start)
+                if words[entry, 2] != 0:
+                    symbols[0] = np.int32(words[entry, 3])
+                    count = 1
+            if count == 0:
+                count = _merged(single, widths, merges, products, text, start, ends[i], symbols, scratch)
             keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
         found[i] = row
 
@@ -459,18 +460,17 @@ def run(model, vocabulary, table, batch, state, group, out):
         if is_long:
             start, end = group.starts[n - 1], group.ends[n - 1]
             symbols = np.empty(end - start, np.int32)
-            count = encode_chunk(
+            # No entry of a vocabulary is as long (cuts.py sees to it).
+            count = _merged(
                 model.single,
                 model.widths,
                 model.merges,
-                vocabulary.rows,
-                vocabulary.bytes,
+                model.products,
                 text,
                 start,
                 end,
-                group.kinds[n - 1],
                 symbols,
-                np.empty(0, np.uint64),
+                np.empty((3, 0), np.int32),
             )
             out.ids[t : t + count] = symbols[:count]
             if batch.has_spans:
