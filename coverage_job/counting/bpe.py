@@ -17,7 +17,7 @@ from coverage_job.counting.compiled import compiled, inlined
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 NONE = np.int32(0x7FFFFFFF)  # the rank of what is no pair
 MAX_IDS = 1 << 20
-MAX_MERGES = (1 << 24) - 1
+MAX_MERGES = 1 << 24
 _FAN = 16
 SHORT = 128  # symbols up to which pairs are scanned
 
@@ -66,49 +66,29 @@ def _rank(table, left, right):
 
 
 @compiled
-def merge_short(symbols, n, keys, before, after, table, products):
-    """Merge symbols[:n], n <= SHORT, in place; returns how many are left. keys, before, after: scratch int32[SHORT].
-    products: int32 by rank."""
-    # A key is rank << 7 | place, so one minimum finds the lowest rank and there the leftmost; symbols stay where
-    # they are and are linked, for a plain loop over the keys is what the processor does fastest.
-    for i in range(n):
-        before[i] = i - 1
-        after[i] = i + 1
-        keys[i] = NONE
+def merge_short(symbols, n, ranks, table, products):
+    """Merge symbols[:n] in place; returns how many are left. ranks: scratch int32[n]. products: int32 by rank."""
     for i in range(n - 1):
-        rank = _rank(table, symbols[i], symbols[i + 1])
-        if rank != NONE:
-            keys[i] = (rank << 7) | i
-    while True:
+        ranks[i] = _rank(table, symbols[i], symbols[i + 1])
+    while n > 1:
         best = NONE
-        for i in range(n):
-            best = min(best, keys[i])
-        if best == NONE:
+        at = -1
+        for i in range(n - 1):
+            if ranks[i] < best:
+                best = ranks[i]
+                at = i
+        if at < 0:
             break
-        at = best & 0x7F
-        gone = after[at]
-        right = after[gone]
-        left = before[at]
-        product = products[best >> 7]
-        symbols[at] = product
-        after[at] = right
-        keys[gone] = NONE
-        keys[at] = NONE
-        if right < n:
-            before[right] = at
-            rank = _rank(table, product, symbols[right])
-            if rank != NONE:
-                keys[at] = (rank << 7) | at
-        if left >= 0:
-            rank = _rank(table, symbols[left], product)
-            keys[left] = (rank << 7) | left if rank != NONE else NONE
-    count = 0
-    at = 0
-    while at < n:
-        symbols[count] = symbols[at]
-        count += 1
-        at = after[at]
-    return count
+        symbols[at] = products[best]
+        n -= 1
+        for i in range(at + 1, n):
+            symbols[i] = symbols[i + 1]
+            ranks[i - 1] = ranks[i]
+        if at > 0:
+            ranks[at - 1] = _rank(table, symbols[at - 1], symbols[at])
+        if at < n - 1:
+            ranks[at] = _rank(table, symbols[at], symbols[at + 1])
+    return n
 
 
 @compiled

@@ -282,14 +282,14 @@ def _cut(model, batch, state, group):
 
 
 @compiled
-def _merged(single, widths, merges, products, text, start, end, symbols, scratch):
+def _merged(single, widths, merges, products, text, start, end, symbols, ranks):
     """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
     n = end - start
     for i in range(n):
         symbols[i] = single[text[start + i]]
     if n > SHORT:
         return merge_long(symbols, n, widths, merges, products)
-    return merge_short(symbols, n, scratch[0], scratch[1], scratch[2], merges, products)
+    return merge_short(symbols, n, ranks, merges, products)
 
 
 @compiled
@@ -344,7 +344,7 @@ def _add(model, vocabulary, table, text, group, n):
     single, widths = model.single, model.widths
     merges, products = model.merges, model.products
     symbols = np.empty(LONG, np.int32)
-    scratch = np.empty((3, SHORT), np.int32)
+    ranks = np.empty(SHORT, np.int32)
     for i in range(n):
         if kinds[i] < 0 or found[i] >= 0:
             continue
@@ -359,7 +359,7 @@ def _add(model, vocabulary, table, text, group, n):
                     symbols[0] = np.int32(words[entry, 3])
                     count = 1
             if count == 0:
-                count = _merged(single, widths, merges, products, text, start, ends[i], symbols, scratch)
+                count = _merged(single, widths, merges, products, text, start, ends[i], symbols, ranks)
             keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
         found[i] = row
 
@@ -470,7 +470,7 @@ def run(model, vocabulary, table, batch, state, group, out):
                 start,
                 end,
                 symbols,
-                np.empty((3, 0), np.int32),
+                np.empty(0, np.int32),
             )
             out.ids[t : t + count] = symbols[:count]
             if batch.has_spans:
