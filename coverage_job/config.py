@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from pathlib import Path
@@ -135,8 +136,14 @@ class Corpus(Model):
     mixed_in: float = Field(
         0.0, ge=0, description="How often a pre-training corpus is passed during post-training."
     )
-    add_bos: bool = Field(False, description="The trainer puts one BOS before each document (text corpora).")
-    add_eos: bool = Field(False, description="The trainer puts one EOS after each document (text corpora).")
+    add_bos: bool | str = Field(
+        False,
+        description="The trainer puts one BOS before each document (text corpora); or that token's text.",
+    )
+    add_eos: bool | str = Field(
+        False,
+        description="The trainer puts one EOS after each document (text corpora); or that token's text.",
+    )
 
     chat_template: str | None = Field(
         None, description="Overrides the job's `chat_template` for this corpus."
@@ -226,6 +233,85 @@ class LabelOptions(Model):
     seo_spam: list[str] = Field(default_factory=list, description="Texts that mark a token as spam.")
 
 
+Metric = Literal[
+    "flagged",
+    "flagged_rate",
+    "critical",
+    "absent",
+    "absent_rate",
+    "covered_rate",
+    "tokens",
+    "supervised_tokens",
+    "documents",
+    "bad_fraction",
+    "mask_audit",
+    "mixed_script_rate",
+    "drift_under",
+    "drift_mean",
+    "drift_minimum",
+]
+
+
+class Check(Model):
+    """A gate: a figure of the run held against limits. A figure that is missing fails."""
+
+    name: str | None = Field(
+        None, description="Its name in `checks.json`; made from the rest where not given."
+    )
+    metric: Metric = Field(description="The figure.")
+    where: dict[Literal["language", "script", "category", "kind", "record_language"], str] = Field(
+        default_factory=dict, max_length=1, description="Of which tokens, by one label: `{language: ja}`."
+    )
+    corpus: str | None = Field(None, description="Of which corpus, for figures that a corpus has.")
+    audit: str | None = Field(None, description="Which count of the mask audit, for `mask_audit`.")
+    threshold: float | None = Field(None, description="The cosine, for `drift_under`: 0.95, 0.90 or 0.65.")
+    max: float | None = Field(None, description="Above it the check fails.")
+    min: float | None = Field(None, description="Below it the check fails.")
+    warn_max: float | None = Field(None, description="Above it the check warns.")
+    warn_min: float | None = Field(None, description="Below it the check warns.")
+    change: Literal["absolute", "relative"] | None = Field(
+        None,
+        description="Hold the difference from the baseline against the limits, or its share of the baseline.",
+    )
+    baseline: str = Field(
+        "previous", description="`previous` (the newest run of this output), or a run directory."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Check:
+        if all(limit is None for limit in (self.max, self.min, self.warn_max, self.warn_min)):
+            raise ValueError("give at least one of max, min, warn_max, warn_min")
+        of_corpus = (
+            "tokens",
+            "supervised_tokens",
+            "documents",
+            "bad_fraction",
+            "mask_audit",
+            "mixed_script_rate",
+        )
+        if self.corpus is not None and self.metric not in of_corpus:
+            raise ValueError(f"{self.metric} is of tokens: use `where`, not `corpus`")
+        if self.where and self.metric in of_corpus:
+            raise ValueError(f"{self.metric} is of a corpus: use `corpus`, not `where`")
+        if (self.metric == "mask_audit") != (self.audit is not None):
+            raise ValueError("`audit` names the count of the metric `mask_audit`, and goes with it alone")
+        if (self.metric == "drift_under") != (self.threshold is not None):
+            raise ValueError("`threshold` is the cosine of the metric `drift_under`, and goes with it alone")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Its name, or one made of what it holds."""
+        if self.name is not None:
+            return self.name
+        parts = [self.metric, self.audit, self.corpus, *(f"{k}={v}" for k, v in self.where.items())]
+        if self.threshold is not None:
+            parts.append(f"{self.threshold:g}")
+        if self.change is not None:
+            parts.append(f"{self.change} change")
+        return " ".join(part for part in parts if part)
+
+
 class DriftOptions(Model):
     """Two checkpoints scored while the executors count."""
 
@@ -246,6 +332,9 @@ class EngineOptions(Model):
     master: str | None = Field(None, description="Spark master or Connect address (`sc://...`).")
     split_bytes: Size = Field(128 * MiB, description="Bytes of input one task reads.")
     conf: dict[str, str] = Field(default_factory=dict, description="Further Spark settings.")
+    kernel: Literal["fast", "reference"] = Field(
+        "fast", description="How text is encoded; both count the same, `reference` by the tokenizer alone."
+    )
     cache_mib: int = Field(256, ge=16, description="Limit of a worker's table of chunks, in MiB.")
     audit_every: int = Field(
         256, ge=1, description="One document in this many is encoded again by the reference."
@@ -278,7 +367,7 @@ class Job(RecordPolicy):
     coverage: CoverageOptions = Field(default_factory=CoverageOptions, description="Thresholds.")
     remedies: RemedyOptions = Field(default_factory=RemedyOptions, description="Preferences.")
     labels: LabelOptions = Field(default_factory=LabelOptions, description="Language and category labels.")
-    checks: list[dict[str, Any]] = Field(default_factory=list, description="Gates: see `docs/checks.md`.")
+    checks: list[Check] = Field(default_factory=list, description="Gates.")
     drift: DriftOptions | None = Field(None, description="Checkpoints to score in the same run.")
     engine: EngineOptions = Field(default_factory=EngineOptions, description="How counting is spread.")
 
@@ -360,6 +449,7 @@ def parse_job(tree: Any, *, base: Path, source: str = "job", overrides: tuple[st
     """
     if not isinstance(tree, dict):
         raise JobError(f"{source}: a job file is a mapping of keys, see docs/job-file.md")
+    tree = copy.deepcopy(tree)
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key:

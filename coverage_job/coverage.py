@@ -156,6 +156,7 @@ _TALLIES = [
     pl.len().cast(pl.Int64).alias("tokens"),
     (pl.col("status") == Status.COVERED.value).sum().cast(pl.Int64).alias("covered"),
     is_flagged().sum().cast(pl.Int64).alias("under"),
+    (pl.col("status") == Status.CRITICAL.value).sum().cast(pl.Int64).alias("critical"),
     (pl.col("status") == Status.ABSENT.value).sum().cast(pl.Int64).alias("absent"),
     (pl.col("status") == Status.EXEMPT.value).sum().cast(pl.Int64).alias("exempt"),
 ]

@@ -170,6 +170,7 @@ SUMMARY = pa.schema(
         pa.field("tokens", pa.int64(), nullable=False),
         pa.field("covered", pa.int64(), nullable=False),
         pa.field("under", pa.int64(), nullable=False),
+        pa.field("critical", pa.int64(), nullable=False),
         pa.field("absent", pa.int64(), nullable=False),
         pa.field("exempt", pa.int64(), nullable=False),
         pa.field("covered_rate", pa.float64()),
@@ -187,5 +188,107 @@ BAD_RECORDS = pa.schema(
         pa.field("position", pa.int64(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),
         pa.field("first_bytes", pa.binary(), nullable=False),
+    ]
+)
+
+
+# One row per row of the after checkpoint's matrix; null where a value is not defined or was not asked for.
+DRIFT = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("category", pa.string(), nullable=False),
+        *[
+            pa.field(f"{role}_{name}", type_)
+            for role in ("lm_head", "embedding")
+            for name, type_ in (
+                ("cosine", pa.float64()),
+                ("l2", pa.float64()),
+                ("relative_l2", pa.float64()),
+                ("norm_before", pa.float64()),
+                ("norm_after", pa.float64()),
+                ("rank", pa.int32()),
+                ("neighbours_before", pa.list_(pa.int32())),
+                ("neighbours_after", pa.list_(pa.int32())),
+                ("neighbour_overlap", pa.float64()),
+            )
+        ],
+        # Under-trained indicators of the after checkpoint's output rows, against the mean of unused rows.
+        pa.field("unused_cosine", pa.float64()),
+        pa.field("unused_l2", pa.float64()),
+        pa.field("unused_cosine_centred", pa.float64()),
+        pa.field("unused_cosine_without_first", pa.float64()),
+        pa.field("under_trained", pa.bool_()),
+    ]
+)
+
+# A dialogue of the repeat set, as trainers read it.
+REPEAT = pa.schema(
+    [
+        pa.field(
+            "messages",
+            pa.list_(pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])),
+            nullable=False,
+        )
+    ]
+)
+
+# A row of the repeat set by ids; labels are unshifted, -100 where no loss is taken.
+REPEAT_IDS = pa.schema(
+    [
+        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("labels", pa.list_(pa.int32()), nullable=False),
+    ]
+)
+
+# What each token was promised and what was counted in the files written; `how`: text | ids | none.
+REPEAT_PROOF = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("promised", pa.int64(), nullable=False),
+        pa.field("counted", pa.int64(), nullable=False),
+        pa.field("how", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+    ]
+)
+
+# One row per prompt that was answered: what a probe found.
+PROBE = pa.schema(
+    [
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("prompt", pa.string(), nullable=False),
+        pa.field("response", pa.string(), nullable=False),
+        pa.field("verdict", pa.string(), nullable=False),
+        pa.field("substitute", pa.string()),
+        pa.field("substitute_id", pa.int32()),
+        # Cosine of the token's and the substitute's output rows in the model that answered.
+        pa.field("substitute_cosine", pa.float64()),
+        # Whether the answer's ids hold the token itself; a text can be spelt by other ids.
+        pa.field("id_written", pa.bool_()),
+        # The largest probability of the token over its verification contexts.
+        pa.field("max_probability", pa.float64()),
+    ]
+)
+
+# One row per response: whether it keeps to the language that was expected.
+CONFUSION = pa.schema(
+    [
+        pa.field("prompt_id", pa.string()),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("response", pa.string(), nullable=False),
+        pa.field("letters", pa.int64(), nullable=False),
+        pa.field("foreign_letters", pa.int64(), nullable=False),
+        pa.field("foreign_scripts", pa.list_(pa.string()), nullable=False),
+        pa.field("lines", pa.int64(), nullable=False),
+        pa.field("wrong_lines", pa.int64(), nullable=False),
+        pa.field("wrong_languages", pa.list_(pa.string()), nullable=False),
+        pa.field("english_words", pa.list_(pa.string()), nullable=False),
     ]
 )

@@ -68,6 +68,16 @@ def exists(path: str) -> bool:
     return bool(fs.exists(plain))
 
 
+def list_folder(path: str) -> list[str]:
+    """The names in a folder, sorted; none where there is no such folder."""
+    fs, plain = split_url(path)
+    try:
+        found = with_retries(lambda: fs.ls(plain, detail=False), path)
+    except FileNotFoundError:
+        return []
+    return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
+
+
 def read_bytes(path: str) -> bytes:
     """All of a small file. Raises StorageError naming it."""
     fs, plain = split_url(path)

@@ -33,7 +33,11 @@ def cache_folder(purpose: str) -> Path:
     ``COVERAGE_JOB_CACHE`` where it is set, else the user's cache folder, else a temporary one.
     """
     named = os.environ.get("COVERAGE_JOB_CACHE")
-    base = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coverage_job"
+    base = (
+        Path(named)
+        if named
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coverage_job"
+    )
     folder = base / purpose
     if _writable(folder):
         return folder

@@ -442,7 +442,9 @@ def _added(added: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> dict[str, A
             content = tokenizer.normalizer.normalize_str(content)
         flagged = token["lstrip"] or token["rstrip"] or token["single_word"]
         if content:
-            tries["normal" if token["normalized"] else "raw"][content.encode()] = -2 if flagged else token["id"]
+            tries["normal" if token["normalized"] else "raw"][content.encode()] = (
+                -2 if flagged else token["id"]
+            )
     arrays: dict[str, Array] = {}
     for name, literals in tries.items():
         nodes, first = _trie(literals)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from coverage_job.corpus.documents import Int64, Key, TokenBatch
+from coverage_job.counting.compiled import compiled
 from coverage_job.schemas import PARTIAL
 
 # Rows appended before they are summed; a row takes 40 bytes.
@@ -26,7 +26,7 @@ _OUTPUT_ROWS = 1 << 16
 _Rows = tuple[Int64, npt.NDArray[np.int64]]  # codes (key << 32 | token_id), counts int64[n, 4]
 
 
-@nb.njit(cache=True, nogil=True)
+@compiled
 def _count(ids, documents, supervised, order, lo, hi, counts, seen, seen_supervised, stamp, touched):  # type: ignore[no-untyped-def]
     """Counts documents order[lo:hi] into `counts`; returns how many tokens were `touched`.
 

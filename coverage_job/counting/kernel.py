@@ -115,7 +115,12 @@ class FastKernel:
         matches = self._added(batch)
         flagged = matches[:, 2] == -2
         if flagged.any():
-            self._leave(batch, skip, np.unique(matches[flagged, 3]), "an added token that takes white space or words")
+            self._leave(
+                batch, skip, np.unique(matches[flagged, 3]), "an added token that takes white space or words"
+            )
+        if batch.plain is not None:
+            at = np.searchsorted(batch.pieces, batch.plain[:, 0], side="right") - 1
+            self._leave(batch, skip, np.unique(at), "special-token text in messages")
         if self._normal_form:
             prepared, matches = self._normalized(batch, matches, skip)
         ids, mask, ends, seams = self._run(prepared, matches, skip)
@@ -196,7 +201,12 @@ class FastKernel:
         now = np.isin(found[:, 3], which)
         if was.any() or now.any():
             # Normalizing may make or unmake the text of an added token; the reference decides.
-            differ = which[[not np.array_equal(matches[matches[:, 3] == w, 2], found[found[:, 3] == w, 2]) for w in which]]
+            differ = which[
+                [
+                    not np.array_equal(matches[matches[:, 3] == w, 2], found[found[:, 3] == w, 2])
+                    for w in which
+                ]
+            ]
             self._leave(batch, skip, differ, "an added token whose text depends on normalizing")
         return prepared, found
 
@@ -259,6 +269,7 @@ class FastKernel:
                 documents=np.array([0, 1], np.int64),
                 spans=batch.spans,
                 keys=np.zeros(1, np.int32),
+                plain=batch.plain,
             )
             tokens = self._reference.encode(alone)
             before = int(ends[piece])

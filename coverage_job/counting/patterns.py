@@ -147,7 +147,9 @@ class _Parser:
                 least, most = 0, None
             elif self.take("+"):
                 least, most = 1, None
-            elif (bounds := re.compile(r"\{(\d*)(?:(,)(\d*))?\}").match(self.text, self.at)) and bounds[0] not in (
+            elif (bounds := re.compile(r"\{(\d*)(?:(,)(\d*))?\}").match(self.text, self.at)) and bounds[
+                0
+            ] not in (
                 "{}",
                 "{,}",
             ):
@@ -259,10 +261,7 @@ class _Parser:
 
 def _parts() -> list[tuple[int, str]]:
     points = [c for c in range(CODE_POINTS) if c not in _SURROGATES]
-    return [
-        (points[i], "".join(map(chr, points[i : i + _PART])))
-        for i in range(0, len(points), _PART)
-    ]
+    return [(points[i], "".join(map(chr, points[i : i + _PART]))) for i in range(0, len(points), _PART)]
 
 
 _ALL: list[tuple[int, str]] = []

@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from coverage_job.corpus.documents import Int32, Int64, TextBatch, TokenBatch, UInt8
+from coverage_job.counting.plain import Encoded, encode_plain
 
 # The tokenizer's result objects take some hundred bytes a token, so they live for little text at a time.
 _SLICE_BYTES = 1 << 20
@@ -39,6 +40,18 @@ class ReferenceKernel:
                     strict=True,
                 )
             ]
+            if batch.plain is not None:
+                for piece, text in enumerate(texts, first):
+                    start, end = int(batch.pieces[piece]), int(batch.pieces[piece + 1])
+                    found, offsets = self._encode_plain(text, batch, start, end)
+                    lengths.append(len(found))
+                    ids.append(np.array(found, np.int32))
+                    if batch.spans is not None:
+                        ranges = byte_ranges(text, batch.text[start:end], offsets) + start
+                        mask, straddling = supervise(ranges, batch.spans)
+                        masks.append(mask)
+                        seams.append(straddling)
+                continue
             if batch.spans is None:
                 for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False):
                     lengths.append(len(encoding))
@@ -61,6 +74,18 @@ class ReferenceKernel:
             seams=None if batch.spans is None else _per_document(seams, batch.documents),
             keys=batch.keys,
         )
+
+    def _encode_plain(self, text: str, batch: TextBatch, start: int, end: int) -> Encoded:
+        plain = batch.plain
+        assert plain is not None
+        plain = plain[(plain[:, 0] >= start) & (plain[:, 1] <= end)] - start
+        if not len(plain):
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
+        if len(text) < end - start:
+            starts = np.flatnonzero((batch.text[start:end] & 0xC0) != 0x80)
+            plain = np.searchsorted(starts, plain)
+        return encode_plain(text, [(a, b) for a, b in plain.tolist()], self._tokenizer)
 
 
 def _slices(pieces: Int64) -> list[tuple[int, int]]:

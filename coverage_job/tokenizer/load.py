@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 
 import fsspec
 from tokenizers import Tokenizer
 
 from coverage_job.config import RankFile
 from coverage_job.errors import TokenizerError
+from coverage_job.tokenizer import ranks, sentencepiece_model
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class TokenizerSpec:
     sha256: of that file's bytes (with pattern, normalizer and special tokens for a rank file).
     n_base: entries of the model's own vocabulary. n_with_added: entries with added tokens.
     rows: highest id + 1.
+    pattern, normalizer, special_tokens: of a rank file, from the job; unset for files that hold their own.
     """
 
     path: str
@@ -51,38 +52,109 @@ class TokenizerSpec:
 
 
 def _find(path: str) -> str:
-    fs, plain = fsspec.url_to_fs(path)
-    if not fs.exists(plain):
-        raise TokenizerError(f"tokenizer {path}: no such file or folder")
-    if fs.isdir(plain):
-        for name in ("tokenizer.json", "tekken.json", "tokenizer.model"):
-            if fs.exists(f"{plain}/{name}"):
-                return f"{path.rstrip('/')}/{name}"
-        raise TokenizerError(
-            f"tokenizer {path}: the folder has no tokenizer.json, tekken.json or tokenizer.model; "
-            "name the file"
-        )
-    return path
+    """The file that `path` means: itself, or the tokenizer file of the folder."""
+    try:
+        fs, plain = fsspec.url_to_fs(path)
+        if fs.isfile(plain):
+            return path
+        if not fs.isdir(plain):
+            raise TokenizerError(f"tokenizer {path}: no such file or folder")
+        names = sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(plain, detail=False))
+    except (OSError, ValueError, ImportError) as error:
+        raise TokenizerError(f"tokenizer {path}: cannot be opened ({error})") from None
+    folder = path.rstrip("/")
+    for name in ("tokenizer.json", "tekken.json", "tokenizer.model"):
+        if name in names:
+            return f"{folder}/{name}"
+    rank_files = [name for name in names if name.endswith(".tiktoken")]
+    if rank_files:
+        raise TokenizerError(_needs_pattern(f"{folder}/{rank_files[0]}"))
+    raise TokenizerError(
+        f"tokenizer {path}: the folder has no tokenizer.json, tekken.json or tokenizer.model; name the file"
+    )
+
+
+def _needs_pattern(path: str) -> str:
+    return (
+        f"tokenizer {path}: a rank file does not say how text is split; write "
+        f'{{path: {path}, pattern: "...", normalizer: NFC, special_tokens: {{"<|endoftext|>": 100}}}} '
+        "with the model's own values (normalizer and special_tokens where it has them)"
+    )
+
+
+def _read(path: str) -> bytes:
+    try:
+        with fsspec.open(path, "rb") as file:
+            data: bytes = file.read()
+    except (OSError, ValueError, ImportError) as error:
+        raise TokenizerError(f"tokenizer {path}: cannot be read ({error})") from None
+    return data
+
+
+def _format(path: str, data: bytes, rank_file: bool) -> str:
+    """The format of a file, by what it is rather than what it is called."""
+    if rank_file:
+        return "tiktoken"
+    start = data[:4096].lstrip()
+    if start.startswith(b"{"):
+        try:
+            tree = json.loads(data)
+        except ValueError as error:
+            raise TokenizerError(f"tokenizer {path}: not valid JSON ({error})") from None
+        return "tekken" if "config" in tree and isinstance(tree.get("vocab"), list) else "tokenizer.json"
+    if path.endswith(".tiktoken"):
+        raise TokenizerError(_needs_pattern(path))
+    return "sentencepiece"
+
+
+def _sha256(data: bytes, rank_file: RankFile | None) -> str:
+    digest = hashlib.sha256(data)
+    if rank_file is not None:
+        special = sorted(rank_file.special_tokens.items())
+        digest.update(json.dumps([rank_file.pattern, rank_file.normalizer, special]).encode())
+    return digest.hexdigest()
 
 
 def describe(source: str | RankFile) -> TokenizerSpec:
     """The spec of a tokenizer file, folder or rank file. Raises TokenizerError with the way out."""
-    path = _find(source.path if isinstance(source, RankFile) else source)
-    with fsspec.open(path, "rb") as file:
-        data: bytes = file.read()
-    tokenizer = _build(path, data)
+    rank_file = source if isinstance(source, RankFile) else None
+    path = rank_file.path if rank_file is not None else _find(str(source))
+    data = _read(path)
+    format_ = _format(path, data, rank_file is not None)
+    tokenizer = _build(path, format_, data, rank_file)
     vocab = tokenizer.get_vocab(with_added_tokens=True)
-    return TokenizerSpec(
+    n_base = tokenizer.get_vocab_size(with_added_tokens=False)
+    if format_ in ("tiktoken", "tekken"):
+        # Here the special tokens stand in the model's vocabulary only so that they keep their ids.
+        n_base -= len(tokenizer.get_added_tokens_decoder())
+    spec = TokenizerSpec(
         path=path,
-        format="tokenizer.json",
-        sha256=hashlib.sha256(data).hexdigest(),
-        n_base=tokenizer.get_vocab_size(with_added_tokens=False),
+        format=format_,
+        sha256=_sha256(data, rank_file),
+        n_base=n_base,
         n_with_added=len(vocab),
         rows=max(vocab.values()) + 1,
+        pattern=rank_file.pattern if rank_file else None,
+        normalizer=rank_file.normalizer if rank_file else None,
+        special_tokens=tuple(sorted(rank_file.special_tokens.items())) if rank_file else (),
     )
+    _keep(spec, tokenizer)
+    return spec
 
 
-def _build(path: str, data: bytes) -> Tokenizer:
+def _build(path: str, format_: str, data: bytes, rank_file: RankFile | None) -> Tokenizer:
+    # Its thread pool does not survive a fork, and tasks are parallel already.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if rank_file is not None:
+        special = {text: (i, True) for text, i in rank_file.special_tokens.items()}
+        model = ranks.RankModel(
+            ranks.read_tiktoken(path, data), 0, rank_file.pattern, rank_file.normalizer, special
+        )
+        return ranks.build(path, model)
+    if format_ == "tekken":
+        return ranks.build(path, ranks.read_tekken(path, data))
+    if format_ == "sentencepiece":
+        return sentencepiece_model.build(path, sentencepiece_model.read(path, data))
     try:
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # tokenizers raises bare Exception
@@ -90,18 +162,43 @@ def _build(path: str, data: bytes) -> Tokenizer:
     # Files may carry the padding and truncation of the task they were last used for.
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    # Without added special tokens a post-processor does one thing: it may trim white space off offsets.
+    tokenizer.post_processor = None
+    if not tokenizer.get_vocab_size():
+        raise TokenizerError(f"tokenizer {path}: its vocabulary is empty")
     return tokenizer
 
 
-@lru_cache(maxsize=4)
+_LOADED: dict[TokenizerSpec, Tokenizer] = {}
+_MOST_LOADED = 4  # two tokenizers compared, with room to spare; a large one takes 100 MB
+
+
+def _keep(spec: TokenizerSpec, tokenizer: Tokenizer) -> None:
+    while len(_LOADED) >= _MOST_LOADED:
+        del _LOADED[next(iter(_LOADED))]
+    _LOADED[spec] = tokenizer
+
+
 def load(spec: TokenizerSpec) -> Tokenizer:
     """The tokenizer of a spec, once per process, with its thread pool off.
 
     Raises TokenizerError where the file is not the one that was described.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    with fsspec.open(spec.path, "rb") as file:
-        data: bytes = file.read()
-    if hashlib.sha256(data).hexdigest() != spec.sha256:
+    if spec in _LOADED:
+        return _LOADED[spec]
+    rank_file = None
+    if spec.format == "tiktoken":
+        rank_file = RankFile.model_validate(
+            {
+                "path": spec.path,
+                "pattern": spec.pattern,
+                "normalizer": spec.normalizer,
+                "special_tokens": dict(spec.special_tokens),
+            }
+        )
+    data = _read(spec.path)
+    if _sha256(data, rank_file) != spec.sha256:
         raise TokenizerError(f"tokenizer {spec.path}: the file changed since the run began; run again")
-    return _build(spec.path, data)
+    tokenizer = _build(spec.path, spec.format, data, rank_file)
+    _keep(spec, tokenizer)
+    return tokenizer

@@ -1,0 +1,338 @@
+"""The command line: arguments in, exit codes out.
+
+0 done, 1 a check failed, 2 the job, the input or the arguments are wrong, 3 an unexpected fault.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from coverage_job import __version__
+from coverage_job.errors import CoverageJobError
+from coverage_job.progress import Steps
+
+app = typer.Typer(
+    name="coverage-job",
+    help="Which tokens will post-training make a model unable to write, and what protects them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB.yaml", help="The job file; docs/job-file.md lists its keys.")
+]
+SetOption = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the job, such as coverage.minimum=10."
+    ),
+]
+
+
+class EngineName(str, Enum):
+    """Where tasks run."""
+
+    AUTO = "auto"
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="auto, local (processes) or spark.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"coverage-job {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")]) -> None:
+    """Write a small real job to try: corpora, tokenizer, job.yaml.
+
+    Example: coverage-job demo demo && coverage-job run demo/job.yaml
+    """
+    from coverage_job.demo import write_demo
+
+    print(f"wrote {write_demo(directory)}; now: coverage-job run {directory}/job.yaml")
+
+
+@app.command()
+def run(
+    job: JobArgument,
+    engine: EngineOption = EngineName.AUTO,
+    output: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="DIR", help="The run directory itself, instead of a new one under the job's output."
+        ),
+    ] = None,
+    settings: SetOption = None,
+    gate: Annotated[bool, typer.Option("--gate", help="Exit 1 where a check failed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan and say what would be read; count nothing.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Count, cover, write the manifest, the report and the checks; print the run directory last.
+
+    Examples:
+
+      coverage-job run job.yaml
+
+      coverage-job run job.yaml --engine local --set engine.workers=8 --set coverage.minimum=10
+    """
+    from coverage_job.config import load_job
+    from coverage_job.pipeline import plan
+    from coverage_job.pipeline.run import run as run_job
+    from coverage_job.report.tables import show
+
+    steps = Steps(quiet)
+    loaded = load_job(job, tuple(settings or ()))
+    if dry_run:
+        with plan.open_engine(engine.value, loaded) as opened:
+            show(plan.preview(plan.make_plan(loaded, opened, steps)))
+        return
+    result = run_job(loaded, engine.value, output, steps)
+    show(result.printed)
+    print(result.path)
+    if gate and result.failed:
+        raise typer.Exit(1)
+
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
+OutputOption = Annotated[str, typer.Option("--output", metavar="DIR", help="A new directory.")]
+TokenizerOption = Annotated[
+    Optional[str], typer.Option("--tokenizer", metavar="T", help="The tokenizer's file or folder.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+
+
+@app.command()
+def count(
+    job: JobArgument,
+    engine: EngineOption = EngineName.AUTO,
+    output: Annotated[
+        Optional[str], typer.Option("--output", metavar="DIR", help="The run directory itself.")
+    ] = None,
+    settings: SetOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Histograms only; prints the run directory.
+
+    Example: coverage-job count job.yaml --engine local
+    """
+    from coverage_job.config import load_job
+    from coverage_job.pipeline.run import count_only
+    from coverage_job.report.tables import show
+
+    result = count_only(load_job(job, tuple(settings or ())), engine.value, output, Steps(quiet))
+    show(result.printed)
+    print(result.path)
+
+
+class Scope(str, Enum):
+    """Which tokens a repeat set is for."""
+
+    FLAGGED = "flagged"
+    VOCABULARY = "vocabulary"
+
+
+@app.command()
+def repeat(
+    run_directory: RunArgument,
+    output: OutputOption,
+    scope: Annotated[
+        Scope, typer.Option(help="The flagged tokens, or the whole vocabulary.")
+    ] = Scope.FLAGGED,
+    tokens_per_dialogue: Annotated[int, typer.Option(help="Tokens that share a dialogue.", min=1)] = 512,
+    max_length: Annotated[int, typer.Option(help="Tokens of a rendered dialogue, at most.", min=16)] = 4096,
+    by_ids: Annotated[
+        bool, typer.Option("--ids", help="Also write rows of ids for tokens that no text gives.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    quiet: QuietOption = False,
+) -> None:
+    """The verified repeat-after-me set: each token in scope a target as often as it lacks.
+
+    Example: coverage-job repeat runs/20260101T000000Z-abc123 --output repeat
+    """
+    from coverage_job.pipeline import repair
+    from coverage_job.remedies.repeat import RepeatOptions
+
+    options = RepeatOptions(tokens_per_dialogue=tokens_per_dialogue, max_length=max_length, seed=seed)
+    print(
+        repair.repeat(
+            run_directory, output, scope=scope.value, by_ids=by_ids, options=options, steps=Steps(quiet)
+        )
+    )
+
+
+@app.command()
+def protect(run_directory: RunArgument, output: OutputOption) -> None:
+    """protected_ids.npy for the training hook: the rows of tokens without enough targets.
+
+    Example: coverage-job protect runs/20260101T000000Z-abc123 --output protect
+    """
+    from coverage_job.pipeline import repair
+
+    print(repair.protect(run_directory, output))
+
+
+@app.command()
+def drift(
+    after: Annotated[
+        list[str], typer.Option(help="The trained checkpoint; several: tensor-parallel shards.")
+    ],
+    output: OutputOption,
+    before: Annotated[Optional[list[str]], typer.Option(help="The base checkpoint.")] = None,
+    tokenizer: TokenizerOption = None,
+    run_directory: Annotated[
+        Optional[str], typer.Option("--run", metavar="RUN_DIR", help="Join with this run's coverage.")
+    ] = None,
+    lm_head: Annotated[Optional[str], typer.Option(help="The output matrix's name.")] = None,
+    embedding: Annotated[Optional[str], typer.Option(help="The embedding matrix's name.")] = None,
+    neighbours: Annotated[str, typer.Option(help="drifted, all or none.")] = "drifted",
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """What post-training did to each token's row; with --after alone, one checkpoint's under-trained rows.
+
+    Example: coverage-job drift --before base/ --after sft/ --run RUN_DIR --output drift
+    """
+    from coverage_job.drift import compare
+    from coverage_job.drift.command import run_drift
+    from coverage_job.tokenizer.load import describe
+    from coverage_job.tokenizer.vocabulary import vocabulary_table
+
+    steps = Steps(quiet)
+    vocabulary = vocabulary_table(describe(tokenizer)) if tokenizer is not None else None
+    with steps.step("drift"):
+        result = run_drift(
+            before or None,
+            after,
+            output,
+            vocabulary=vocabulary,
+            run_directory=run_directory,
+            lm_head=lm_head,
+            embedding=embedding,
+            neighbours=neighbours,
+            device=device,
+        )
+    print(compare.render(result.report))
+    print(output)
+
+
+@app.command()
+def restore(
+    before: Annotated[str, typer.Option(help="The base checkpoint.")],
+    after: Annotated[str, typer.Option(help="The trained checkpoint.")],
+    run_directory: Annotated[
+        str, typer.Option("--run", metavar="DIR", help="Holds a coverage.parquet with drift.")
+    ],
+    output: OutputOption,
+    tokens: Annotated[
+        Optional[str], typer.Option(metavar="EXPR", help="A Polars SQL predicate over coverage.parquet.")
+    ] = None,
+    blend: Annotated[float, typer.Option(help="The base's share of a restored row.")] = 1.0,
+    lm_head: Annotated[Optional[str], typer.Option(help="The output matrix's name.")] = None,
+) -> None:
+    """The after checkpoint with chosen output rows put back from the base.
+
+    Example: coverage-job restore --before base --after sft --run drift --output restored
+    """
+    from coverage_job.drift.restore import DEFAULT_TOKENS
+    from coverage_job.drift.restore import restore as restore_rows
+
+    done = restore_rows(
+        before, after, run_directory, output, tokens or DEFAULT_TOKENS, blend, lm_head=lm_head
+    )
+    print(
+        f"restored {done.rows:,} rows of the output matrix, in {done.output}"
+        + (f" ({done.note})" if done.note else "")
+    )
+
+
+@app.command()
+def check(
+    run_directory: RunArgument,
+    job: Annotated[
+        Optional[str], typer.Option("--job", metavar="JOB.yaml", help="Checks of another job.")
+    ] = None,
+    prometheus: Annotated[
+        Optional[str], typer.Option(metavar="FILE", help="Also write totals and verdicts for Prometheus.")
+    ] = None,
+) -> None:
+    """Hold a run against its checks: exit 0 where all pass, 1 where one fails.
+
+    Example: coverage-job check runs/20260101T000000Z-abc123 --job job.yaml
+    """
+    from coverage_job.pipeline import gate
+    from coverage_job.report.tables import show, verdicts
+
+    results = gate.check(run_directory, job)
+    show(verdicts(results))
+    if prometheus is not None:
+        gate.write_prometheus(run_directory, results, prometheus)
+    if any(r.verdict == "fail" for r in results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(run_directory: RunArgument) -> None:
+    """Write a run's page again.
+
+    Example: coverage-job report runs/20260101T000000Z-abc123
+    """
+    from coverage_job.pipeline.history import runs_with
+    from coverage_job.report.page import rebuild
+
+    print(rebuild(run_directory, runs_with(run_directory)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    try:
+        result = app(args=arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.Abort:
+        return 130
+    except CoverageJobError as error:
+        print(f"coverage-job: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        # Wrong arguments; typer has a copy of click in newer releases, so there is no one class to name.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            return 2
+        with tempfile.NamedTemporaryFile("w", prefix="coverage-job-", suffix=".log", delete=False) as log:
+            traceback.print_exc(file=log)
+        print(
+            f"coverage-job: unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}; "
+            f"the traceback is in {log.name}",
+            file=sys.stderr,
+        )
+        return 3

@@ -1,0 +1,104 @@
+"""Tasks on the processes of this machine: no JVM, the same functions."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TypeVar
+
+import pyarrow as pa
+
+from coverage_job.counting.merge import Merger
+from coverage_job.engines import Done, Task
+from coverage_job.errors import EngineError
+
+T = TypeVar("T")
+
+# Modules the fork server loads once; workers forked from it start with them in place, and, since it has
+# used no thread pool, cannot inherit a lock that nobody will release.
+_PRELOAD = ["coverage_job.counting.task"]
+
+
+def _run(task: Task[T], item: T) -> bytes:
+    """One task's output as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    writer: pa.ipc.RecordBatchStreamWriter | None = None
+    for batch in task(item):
+        if writer is None:
+            writer = pa.ipc.new_stream(sink, batch.schema)
+        writer.write_batch(batch)
+    if writer is None:
+        return b""
+    writer.close()
+    result: bytes = sink.getvalue().to_pybytes()
+    return result
+
+
+def _read(stream: bytes) -> Iterator[pa.RecordBatch]:
+    if stream:
+        yield from pa.ipc.open_stream(stream)
+
+
+class LocalEngine:
+    """Runs tasks in `workers` processes; with one worker, in this one."""
+
+    name = "local"
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or len(os.sched_getaffinity(0))
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def describe(self) -> str:
+        return f"local, {self.workers} process{'' if self.workers == 1 else 'es'}"
+
+    def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
+        """Run counting tasks and sum their counts: a table of schema PARTIAL and the tasks' reports."""
+        merger = Merger()
+        for batches in self._outputs(task, items, done):
+            for batch in batches:
+                merger.add(batch)
+        return merger.result()
+
+    def map(self, task: Task[T], items: Sequence[T], schema: pa.Schema, done: Done) -> pa.Table:
+        """Run tasks and put their output together, in no particular order."""
+        batches = [batch for output in self._outputs(task, items, done) for batch in output]
+        return pa.Table.from_batches(batches, schema)
+
+    def _outputs(self, task: Task[T], items: Sequence[T], done: Done) -> Iterator[Iterator[pa.RecordBatch]]:
+        if self.workers == 1 or len(items) <= 1:
+            for item in items:
+                yield task(item)
+                done()
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOAD)
+        pool = ProcessPoolExecutor(min(self.workers, len(items)), mp_context=context)
+        waiting: set[Future[bytes]] = set()
+        queue = iter(items)
+        try:
+            while True:
+                # Few tasks in flight, so that finished output never piles up.
+                for item in islice(queue, 2 * self.workers - len(waiting)):
+                    waiting.add(pool.submit(_run, task, item))
+                if not waiting:
+                    return
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    waiting.discard(future)
+                    yield _read(future.result())
+                    done()
+        except BrokenProcessPool:
+            raise EngineError(
+                "a worker process was killed, most likely for memory: use fewer --set engine.workers, "
+                "or a smaller engine.split_bytes or engine.cache_mib"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

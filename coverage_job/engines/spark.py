@@ -1,0 +1,314 @@
+"""Tasks on Spark: one Spark task per item, counts summed by Spark. The only module that imports pyspark.
+
+The DataFrame API alone is used, so that Spark Connect and managed clusters work.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from coverage_job.counting.merge import KEY, Merger
+from coverage_job.counting.task import TASK_OUTPUT
+from coverage_job.engines import Done, Task
+from coverage_job.errors import CorpusError, CoverageJobError, EngineError
+from coverage_job.schemas import COUNTS
+
+T = TypeVar("T")
+
+# A plain top-level function of a partition's number and its rows.
+TableTask = Callable[[int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+_JAVA_NEEDED = 17
+_PACKED = "packed binary"
+# A task's error that a user can mend crosses the JVM as text between these marks.
+_MARK = "@coverage_job@"
+
+
+def java_version() -> int | None:
+    """The major version of the Java that Spark would start, or None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if not java or not os.path.exists(java):
+        return None
+    try:
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else None
+
+
+def unavailable() -> str | None:
+    """Why Spark's local mode cannot be used here, with the way out; None where it can."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        return "pyspark is not installed (pip install 'coverage-job[spark]')"
+    version = java_version()
+    if version is None:
+        return (
+            f"no Java was found (install Java {_JAVA_NEEDED}, for example Debian's openjdk-17-jre-headless)"
+        )
+    if version < _JAVA_NEEDED:
+        return f"Java {version} was found and Spark needs {_JAVA_NEEDED} (install openjdk-17-jre-headless)"
+    return None
+
+
+def wanted() -> bool:
+    """Whether this process was started by spark-submit or has a session already."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ:
+        return True
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+def _run_items(
+    task: Task[Any], items: list[bytes], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """What a Spark task runs: the items whose numbers it was given."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            try:
+                yield from task(pickle.loads(zlib.decompress(items[number])))
+            except CoverageJobError as error:
+                raise RuntimeError(f"{_MARK}{type(error).__name__}: {error}{_MARK}") from None
+
+
+def _run_table(task: TableTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a Spark task runs over its partition of a table."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.partitionId() if context is not None else 0
+    try:
+        yield from task(number, batches)
+    except CoverageJobError as error:
+        raise RuntimeError(f"{_MARK}{type(error).__name__}: {error}{_MARK}") from None
+
+
+def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches as Arrow streams in a binary column: what a driver of any Spark version can collect."""
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+        yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["packed"])
+
+
+def _unpack(rows: list[Any]) -> Iterator[pa.RecordBatch]:
+    for row in rows:
+        yield from pa.ipc.open_stream(bytes(row[0]))
+
+
+def _ddl(schema: pa.Schema) -> str:
+    names = {
+        pa.int32(): "int",
+        pa.int64(): "bigint",
+        pa.string(): "string",
+        pa.binary(): "binary",
+        pa.float64(): "double",
+        pa.float32(): "float",
+        pa.bool_(): "boolean",
+    }
+    return ", ".join(f"`{f.name}` {names[f.type]}" for f in schema)
+
+
+class SparkEngine:
+    """Runs tasks through `mapInArrow`, in the session that is active or one of its own."""
+
+    name = "spark"
+
+    def __init__(
+        self, master: str | None = None, conf: dict[str, str] | None = None, workers: int | None = None
+    ) -> None:
+        """Raises EngineError where no session can be had, with the way out."""
+        try:
+            from pyspark.sql import SparkSession
+        except ImportError:
+            raise EngineError("pyspark is not installed: pip install 'coverage-job[spark]'") from None
+        self._owned = False
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            self.session = active
+            return
+        self.session = _new_session(master, conf or {}, workers)
+        self._owned = True
+
+    def __enter__(self) -> SparkEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A session that was there before is left as it was found.
+        if self._owned:
+            self.session.stop()
+
+    @property
+    def master(self) -> str:
+        return self.session.conf.get("spark.master", None) or "connect"
+
+    @property
+    def local(self) -> bool:
+        """Whether tasks run on this machine."""
+        return self.master.startswith("local")
+
+    def describe(self) -> str:
+        return f"Spark {self.session.version}, {self.master}"
+
+    def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
+        """Run counting tasks, their counts summed by Spark: a table of schema PARTIAL and the reports."""
+        if not items:
+            return Merger().result()
+        return self._sum(self._tasks(task, items, TASK_OUTPUT), len(items), done)
+
+    def _sum(self, output: Any, tasks: int, done: Done) -> tuple[pa.Table, list[str]]:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        merger = Merger()
+        sums = [F.sum(name).alias(name) for name in COUNTS]
+        summed = output.groupBy(*KEY).agg(*sums, F.max("report").alias("report"))
+        for batch in self._collect(summed, tasks, done):
+            merger.add(batch)
+        return merger.result()
+
+    def table_schema(self, name: str) -> pa.Schema:
+        """The columns of a table, as tasks get them. Raises CorpusError where there is no such table."""
+        try:
+            packed = self.session.table(name).limit(1).mapInArrow(_pack, _PACKED).collect()
+        except Exception as error:
+            why = " ".join(str(error).split())[:200]
+            raise CorpusError(f"table {name}: cannot be read ({why}); check its name and access") from error
+        if not packed:
+            raise CorpusError(f"table {name}: has no row")
+        return next(_unpack(packed)).schema
+
+    def count_table(
+        self, task: TableTask, name: str, columns: Sequence[str], done: Done
+    ) -> tuple[pa.Table, list[str]]:
+        """Count a table's rows in one pass, one task per partition; otherwise as `count`."""
+        frame = self.session.table(name).select(*[f"`{c}`" for c in columns])
+        output = frame.mapInArrow(partial(_run_table, task), _ddl(TASK_OUTPUT))
+        return self._sum(output, 0, done)
+
+    def map(self, task: Task[T], items: Sequence[T], schema: pa.Schema, done: Done) -> pa.Table:
+        """Run tasks and put their output together, in no particular order."""
+        if not items:
+            return schema.empty_table()
+        output = self._tasks(task, items, schema)
+        return pa.Table.from_batches(list(self._collect(output, len(items), done))).cast(schema)
+
+    def _tasks(self, task: Task[T], items: Sequence[T], schema: pa.Schema) -> Any:
+        # Each Spark task unpickles all of what is shipped, but only its own items from it.
+        shipped = [zlib.compress(pickle.dumps(item), 1) for item in items]
+        numbers = self.session.range(0, len(items), 1, numPartitions=len(items))
+        return numbers.mapInArrow(partial(_run_items, task, shipped), _ddl(schema))
+
+    def _collect(self, frame: Any, tasks: int, done: Done) -> Iterator[pa.RecordBatch]:
+        packed = frame.mapInArrow(_pack, _PACKED)
+        with _Watch(self.session, tasks, done):
+            try:
+                rows = packed.collect()
+            except Exception as error:
+                raise _translate(error) from error
+        yield from _unpack(rows)
+
+
+def _new_session(master: str | None, conf: dict[str, str], workers: int | None) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("coverage_job")
+    if master is not None and master.startswith("sc://"):
+        return builder.remote(master).getOrCreate()
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        # Not under spark-submit: whatever it would set is set here.
+        why_not = unavailable()
+        if why_not is not None:
+            raise EngineError(f"Spark cannot start: {why_not}; or use --engine local")
+        cores = workers or len(os.sched_getaffinity(0))
+        builder = builder.master(master or f"local[{cores}]")
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        defaults = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.maxResultSize": "0",
+            "spark.sql.shuffle.partitions": str(4 * cores),
+        }
+        for key, value in (defaults | conf).items():
+            builder = builder.config(key, value)
+    else:
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise EngineError(f"Spark did not start: {' '.join(str(error).split())[:300]}") from error
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        session.sparkContext.setLogLevel("ERROR")
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
+    return session
+
+
+def _translate(error: Exception) -> Exception:
+    """A task's own error from the text that Spark made of it."""
+    import coverage_job.errors as errors
+
+    match = re.search(f"{_MARK}(\\w+): (.*?){_MARK}", str(error), re.DOTALL)
+    if match is None:
+        return error
+    kind: type[CoverageJobError] = getattr(errors, match[1])
+    return kind(match[2])
+
+
+class _Watch:
+    """Tells of finished tasks while an action runs; on Spark Connect there is nothing to ask."""
+
+    def __init__(self, session: Any, tasks: int, done: Done) -> None:
+        self._session, self._tasks, self._done = session, tasks, done
+        self._told = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        try:
+            tracker = self._session.sparkContext.statusTracker()
+        except Exception:
+            return
+        self._thread = threading.Thread(target=self._poll, args=(tracker,), daemon=True)
+        self._thread.start()
+
+    def _poll(self, tracker: Any) -> None:
+        while not self._stop.wait(0.5):
+            finished = 0
+            for stage in tracker.getActiveStageIds():
+                info = tracker.getStageInfo(stage)
+                # The stage of as many tasks as there are items is ours.
+                if info is not None and info.numTasks == self._tasks:
+                    finished = max(finished, info.numCompletedTasks)
+            self._tell(finished)
+
+    def _tell(self, finished: int) -> None:
+        while self._told < finished:
+            self._done()
+            self._told += 1
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if kind is None:
+            self._tell(self._tasks)

@@ -1,0 +1,1 @@
+"""Composes the stages: the only place where they meet."""

@@ -1,0 +1,73 @@
+"""Progress of long work: a bar on a terminal, a log line now and then elsewhere. All of it on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+# Seconds between two lines where there is no terminal.
+_EVERY = 15.0
+
+
+class Steps:
+    """Says what step a command is at, and how long each took (`seconds`)."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.seconds: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def step(self, name: str, text: str | None = None, total: int = 0, unit: str = "") -> Step:
+        return Step(self, name, text or name, total, unit)
+
+
+class Step:
+    """One timed step; with a `total` it shows how far it is."""
+
+    def __init__(self, steps: Steps, name: str, text: str, total: int, unit: str) -> None:
+        self._steps, self._name, self._text, self._total, self._unit = steps, name, text, total, unit
+        self._bar: Progress | None = None
+        self._done = 0
+
+    def __enter__(self) -> Step:
+        self._start = self._said = time.monotonic()
+        console = self._steps.console
+        if self._total and console.is_terminal and not console.quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn(self._unit),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(self._text, total=self._total)
+            self._bar.start()
+        return self
+
+    def advance(self) -> None:
+        """One more of the total is done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._task)
+        elif time.monotonic() - self._said > _EVERY:
+            self._said = time.monotonic()
+            passed = self._said - self._start
+            self._steps.say(f"{self._text}: {self._done} of {self._total} {self._unit}, {passed:.0f} s")
+            sys.stderr.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._steps.seconds[self._name] = round(time.monotonic() - self._start, 3)
+        if kind is None:
+            self._steps.say(f"{self._text}: {self._steps.seconds[self._name]:.1f} s")

@@ -1,0 +1,8 @@
+"""What `spark-submit` runs, with the arguments of coverage-job: `spark-submit deploy/main.py run JOB.yaml`."""
+
+import sys
+
+from coverage_job.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

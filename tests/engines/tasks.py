@@ -1,0 +1,40 @@
+"""Small tasks that workers can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from coverage_job.counting.task import TASK_OUTPUT
+from coverage_job.errors import CorpusError
+
+
+def row(token_id: int, report: str | None = None) -> pa.RecordBatch:
+    count = 0 if report else 1
+    values = ["u", "", report or "", token_id, count, count, count, count, report]
+    return pa.RecordBatch.from_pylist([dict(zip(TASK_OUTPUT.names, values, strict=True))], TASK_OUTPUT)
+
+
+def count_to(n: int) -> Iterator[pa.RecordBatch]:
+    """Ids 0 to n - 1 once each, in a batch each, and a report."""
+    for i in range(n):
+        yield row(i)
+    yield row(-1, f"report {n}")
+
+
+def fail(n: int) -> Iterator[pa.RecordBatch]:
+    yield row(n)
+    raise CorpusError(f"corpus x: item {n} is bad; mend it")
+
+
+def crash(n: int) -> Iterator[pa.RecordBatch]:
+    yield row(n)
+    raise ValueError("a fault of ours")
+
+
+def die(n: int) -> Iterator[pa.RecordBatch]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield row(n)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coverage_job.config import parse_job
+from coverage_job.engines.spark import SparkEngine
+from coverage_job.errors import CorpusError
+from coverage_job.pipeline.run import run as run_job
+from coverage_job.progress import Steps
+from coverage_job.storage import Run
+from tests.engines import tasks
+from tests.planted import write_corpora
+
+pytestmark = pytest.mark.spark
+
+TABLES = (
+    "histogram.parquet",
+    "coverage.parquet",
+    "manifest.parquet",
+    "summary.parquet",
+    "bad_records.parquet",
+)
+
+
+def run(tree: dict[str, Any], folder: Path, engine: str, output: Path) -> Run:
+    return Run(run_job(parse_job(tree, base=folder), engine, str(output), Steps(quiet=True)).path)
+
+
+def jobs(spark: SparkEngine) -> set[int]:
+    # All jobs that the session has run, whatever their state.
+    tracker = spark.session.sparkContext.statusTracker()
+    return set(tracker.getJobIdsForGroup(None))
+
+
+def test_counts_are_summed_by_spark_in_one_job(spark: SparkEngine) -> None:
+    done: list[int] = []
+    before = jobs(spark)
+    counts, reports = spark.count(tasks.count_to, [3, 1, 2, 3], lambda: done.append(1))
+    assert dict(zip(counts["token_id"].to_pylist(), counts["occurrences"].to_pylist(), strict=True)) == {
+        0: 4,
+        1: 3,
+        2: 2,
+    }
+    assert sorted(reports) == ["report 1", "report 2", "report 3", "report 3"]
+    assert len(done) == 4
+    stages = {
+        stage
+        for job in jobs(spark) - before
+        for stage in spark.session.sparkContext.statusTracker().getJobInfo(job).stageIds
+    }
+    tasks_of_stages = [spark.session.sparkContext.statusTracker().getStageInfo(s) for s in stages]
+    # One stage ran the tasks; whatever else Spark did, it read no split again.
+    assert [s.numTasks for s in tasks_of_stages if s is not None and s.name.startswith("collect")].count(
+        4
+    ) <= 1
+
+
+def test_the_planted_job_is_equal_on_both_engines(spark: SparkEngine, tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    local = run(tree, tmp_path, "local", tmp_path / "local")
+    on_spark = run(tree, tmp_path, "spark", tmp_path / "spark")
+    for name in TABLES:
+        assert local.table(name).equals(on_spark.table(name)), name
+
+
+def test_a_corpus_is_read_once(spark: SparkEngine, tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    before = jobs(spark)
+    info = run(tree, tmp_path, "spark", tmp_path / "run").info
+    assert [c["records"] for c in info["corpora"]] == [3, 3, 2]
+    # All corpora of files are one pass together: adaptive execution gives a job for the pass itself
+    # and one for each later stage of the sum, and none for a second reading.
+    assert 1 <= len(jobs(spark) - before) <= 3
+
+
+def test_a_table_is_counted_by_the_same_code(spark: SparkEngine, tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    files = run(tree, tmp_path, "spark", tmp_path / "files")
+    frame = spark.session.read.json(str(tmp_path / "web.jsonl"))
+    frame.createOrReplaceTempView("web_pages")
+    corpora = [{**tree["corpora"][0], "table": "web_pages"}, *tree["corpora"][1:]]
+    del corpora[0]["path"]
+    table = run({**tree, "corpora": corpora}, tmp_path, "spark", tmp_path / "table")
+    for name in ("histogram.parquet", "coverage.parquet", "manifest.parquet"):
+        assert files.table(name).equals(table.table(name)), name
+
+
+def test_a_tasks_own_error_crosses_the_jvm(spark: SparkEngine) -> None:
+    with pytest.raises(CorpusError, match=r"^corpus x: item 1 is bad; mend it$"):
+        spark.count(tasks.fail, [1], lambda: None)
+
+
+def test_a_missing_table_is_named(spark: SparkEngine) -> None:
+    with pytest.raises(CorpusError, match="table nowhere"):
+        spark.table_schema("nowhere")
