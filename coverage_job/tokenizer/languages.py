@@ -126,6 +126,9 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     ],
 }  # fmt: skip
 
+# Tokens added to a language's total: a language of a few pages would else claim what its pages repeat.
+_DAMPING = 50_000
+
 # Rules that guess: counts of a corpus with languages overrule them.
 _GUESSES = re.compile(r"_default$|^latin_|^han_|^words_|^letters_|^fullwidth$")
 
@@ -244,17 +247,24 @@ def by_counts(counts: pl.DataFrame, *, min_occurrences: int = 20, min_share: flo
     """The language under which each token is most over-represented.
 
     counts: token_id, language, occurrences (rows of one pair add up), of corpora whose records say their
-    language. A token's rate in a language is its occurrences over all of the language's; its share is that
-    rate over the sum of its rates in all languages. Given are tokens whose best language has at least
-    `min_occurrences` of them and `min_share`: token_id, language, share.
+    language; regions are put together (de-DE, de-AT: de), scripts are not (zh-Hant). A token's rate in a
+    language is its occurrences over all of the language's; its share is that rate over the sum of its rates
+    in all languages. Given are tokens whose best language has at least `min_occurrences` of them and
+    `min_share`: token_id, language, share.
     """
-    known = counts.filter(pl.col("language").str.contains(r"^[a-z]{2,3}(?:-|$)")).filter(
-        ~pl.col("language").is_in([UNDETERMINED, NO_LANGUAGE, "mul"])
+    parts = pl.col("language").str.extract_groups(r"^([a-z]{2,3})(-[A-Z][a-z]{3})?(?:-([A-Z]{2}))?")
+    base, script, region = (parts.struct.field(str(n)) for n in (1, 2, 3))
+    hant = (base == "zh") & script.is_null() & region.is_in(["TW", "HK", "MO"])
+    language = pl.when(hant).then(pl.lit("zh-Hant")).otherwise(pl.concat_str(base, script.fill_null("")))
+    known = (
+        counts.filter(pl.col("language").str.contains(r"^[a-z]{2,3}(?:-|$)"))
+        .with_columns(language=language)
+        .filter(~pl.col("language").is_in([UNDETERMINED, NO_LANGUAGE, "mul"]))
     )
     summed = known.group_by("token_id", "language").agg(pl.col("occurrences").sum())
-    rate = pl.col("occurrences") / pl.col("occurrences").sum().over("language")
+    total = pl.col("occurrences").sum().over("language") + _DAMPING
     return (
-        summed.with_columns(rate=rate)
+        summed.with_columns(rate=pl.col("occurrences") / total)
         .with_columns(share=pl.col("rate") / pl.col("rate").sum().over("token_id"))
         .sort("token_id", "share", "occurrences", "language", descending=[False, True, True, False])
         .unique("token_id", keep="first", maintain_order=True)
