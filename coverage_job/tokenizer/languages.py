@@ -9,9 +9,18 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+import numpy as np
 import polars as pl
 
-from coverage_job.tokenizer.scripts import COMMON, main_script, script_counts
+from coverage_job.tokenizer.entries import begun_by
+from coverage_job.tokenizer.scripts import (
+    COMMON,
+    INHERITED,
+    SCRIPTS,
+    main_script,
+    script_counts,
+    script_table,
+)
 
 NO_LANGUAGE = "zxx"  # BCP-47: no linguistic content
 UNDETERMINED = "und"
@@ -229,18 +238,9 @@ def language_of_bytes(data: bytes) -> tuple[str, str, str]:
 @lru_cache(maxsize=4096)
 def _scripts_beginning(head: bytes) -> frozenset[str]:
     """The scripts of all characters whose UTF-8 begins so; empty where none does."""
-    if not head or not 0xC2 <= head[0] <= 0xF4:
-        return frozenset()
-    size = 2 if head[0] < 0xE0 else 3 if head[0] < 0xF0 else 4
-    missing = size - len(head)
-    try:
-        low = ord((head + b"\x80" * missing).decode())
-    except UnicodeDecodeError:
-        if len(head) > 1 or head[0] not in (0xE0, 0xF0):
-            return frozenset()
-        low = 0x800 if head[0] == 0xE0 else 0x10000
-    high = min((low | (1 << 6 * missing) - 1), 0x10FFFF)
-    return frozenset(script_counts("".join(chr(c) for c in range(low, high + 1) if not 0xD800 <= c < 0xE000)))
+    codes = begun_by(head)
+    numbers = np.unique(script_table()[codes.start : codes.stop]) if codes else np.array([], np.uint8)
+    return frozenset(SCRIPTS[int(n)] for n in numbers) - {"Unknown", COMMON, INHERITED}
 
 
 def by_counts(counts: pl.DataFrame, *, min_occurrences: int = 20, min_share: float = 0.5) -> pl.DataFrame:
