@@ -52,7 +52,8 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_cv", "cv", "[ӗӑӳҫӖӐӲҪ]"),
         ("letters_tg", "tg", "[ӣӯҷӢӮҶ]"),
         ("letters_kk", "kk", "[ұҰ]|[қғҚҒ].*[іәІӘ]|[іәІӘ].*[қғҚҒ]"),
-        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳҚҒҲ]"),
+        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳ].*ў|[ҳҲ]"),
+        ("letters_kk", "kk", "[қғҚҒ]"),
         ("letters_be", "be", "[ўЎ]"),
         ("letters_tt", "tt", "[җҖ]|[һҺ]"),
         ("letters_os", "os", "[ӕӔ]"),
@@ -82,7 +83,7 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     "Ethiopic": [("letters_ti", "ti", "[ኸ-ኾቐ-ቖ]"), ("ethiopic_default", "am", "")],
     "Latin": [
         ("fullwidth", UNDETERMINED, "^[\\s\uff00-\uffef]+$"),
-        ("letters_vi", "vi", "[ơưƠƯ\u1ea0-\u1ef9]"),
+        ("letters_vi", "vi", "[ơưƠƯ\u1ea0-\u1ef9]|^ [đĐ]|[đĐ][áàâêôăéèíìóòúù]"),
         ("letters_de", "de", "[ßẞ]"),
         ("letters_pl", "pl", "[łśźżńŁŚŹŻŃ]"),
         ("letters_cs", "cs", "[řěůŘĚŮ]"),
@@ -98,12 +99,14 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_pl", "pl", "[ąęĄĘ]"),
         ("letters_eo", "eo", "[ŝĉĝĥĵŭŜĈĜĤĴŬ]"),
         ("letters_ha", "ha", "[ɓɗƙƴƁƊƘƳ]"),
+        ("letters_pl", "pl", "[aeyś]ć$"),
         ("letters_hr", "hr", "[ćđĆĐ]"),
         ("letters_cs", "cs", "[čšžďťňČŠŽĎŤŇ]"),
         ("letters_pt", "pt", "[ãõÃÕ]"),
         ("letters_es", "es", "[ñÑ¿¡]"),
         ("letters_da", "da", "[øæØÆ]"),
         ("letters_sv", "sv", "[åÅ]"),
+        ("letters_sq", "sq", "ë$"),
         ("letters_fr", "fr", "[çèêëîïûùœÇÈÊÎÛŒ]|eau|aux$"),
         ("letters_de", "de", "[äöüÄÖÜ]"),
         ("letters_pt", "pt", "[âô]|[íáéúó][a-z]*(?:ncia|vel)$"),
@@ -111,25 +114,23 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_it", "it", "[òìà]"),
         ("letters_es", "es", "[áéíóúÁÉÍÓÚ]"),
         ("latin_other", UNDETERMINED, "[^\\x00-\\x7f]"),
-        ("words_es", "es", r"^ (?:el|los|las|una|unos|pero|porque|cuando|donde|desde|hasta|muy|ser|ellos|"
-         r"tiene|tienen|puede|pueden|hacer|sobre|entre|otros|otras|todos|todas|"
-         r"[a-z]{3,}(?:ciones|amiento|amientos|idades))$"),
-        ("words_pt", "pt", r"^ (?:os|uma|umas|dos|das|nos|nas|pelo|pela|mais|muito|muitos|"
-         r"outros|outras|seus|suas|isso|esse|essa|quem|onde|fazer|sem|foram|[a-z]{3,}(?:mentos?|agem|agens))$"),
-        ("words_fr", "fr", r"^ (?:le|les|des|une|dans|pour|avec|sur|pas|plus|nous|vous|leur|leurs|cette|"
-         r"ces|sont|mais|être|aussi|tous|toutes|[a-z]{3,}(?:ements|aient|euse|euses|iques|eaux))$"),
-        ("words_de", "de", r"^ (?:der|die|das|und|nicht|ein|eine|einer|eines|einem|einen|mit|auf|ist|sich|"
-         r"von|dem|den|auch|nach|wird|bei|aus|werden|[A-Z]?[a-z]{2,}(?:ungen|keit|heiten|lich|liche|lichen|"
-         r"schaft|schaften))$"),
-        ("words_it", "it", r"^ (?:il|gli|della|delle|degli|nella|che|sono|anche|questo|questa|più|"
-         r"[a-z]{3,}(?:zione|zioni|mente))$"),
+        ("words_es", "es", r"^ (?:el|las|una|unos|pero|porque|cuando|donde|desde|hasta|muy|tiene|tienen|"
+         r"puede|pueden|hacer|entre|otros|otras|todos|todas|[a-z]{3,}(?:ciones|amiento|amientos|mente))$"),
+        ("words_pt", "pt", r"^ (?:os|uma|umas|dos|das|nas|pelo|pela|mais|muito|muitos|outros|seus|suas|"
+         r"isso|esse|essa|quem|onde|fazer|sem|foram|[a-z]{3,}(?:agem|agens|idades))$"),
+        ("words_fr", "fr", r"^ (?:le|les|des|une|dans|pour|avec|sur|plus|nous|vous|leur|leurs|cette|ces|sont|"
+         r"mais|aussi|tous|toutes|[a-z]{3,}(?:aient|euse|euses|eaux))$"),
+        ("words_de", "de", r"^ (?:der|das|und|nicht|ein|eine|einer|eines|einem|einen|mit|auf|ist|sich|von|"
+         r"auch|nach|wird|bei|aus|werden|[A-Z]?[a-z]{2,}(?:ungen|keit|heiten|lich|liche|lichen|schaft|"
+         r"schaften))$"),
+        ("words_it", "it", r"^ (?:il|gli|della|delle|degli|nella|che|sono|anche|questo|questa|"
+         r"[a-z]{3,}(?:zione|zioni))$"),
         ("words_nl", "nl", r"^ (?:het|een|van|niet|voor|zijn|deze|naar|ook|worden|wordt|"
-         r"[a-z]{2,}(?:heid|lijk|lijke|ij|ijk|ijke))$"),
+         r"[a-z]{2,}(?:heid|lijk|lijke|lijks))$"),
         ("words_id", "id", r"^ (?:yang|dan|untuk|dengan|dari|pada|ini|itu|adalah|tidak|akan|oleh|juga|"
-         r"(?:meng|mem|peng|ber|ter)[a-z]{3,}|[a-z]{3,}nya)$"),
+         r"[a-z]{3,}nya)$"),
         ("words_pl", "pl", r"^ (?:nie|jest|przez|oraz|tego|jako|dla|[a-z]{3,}(?:nych|nego|owych|owy))$"),
-        ("words_tr", "tr", r"^ (?:ve|bir|bu|ile|olarak|olan|daha)$|(?:lar|ler)(?:la|le|da|de|dan|den|i)$"),
-        ("words_vi", "vi", r"^ (?:nh|kh|ngh|tph?)[a-z]{0,3}$"),
+        ("words_tr", "tr", r"^ (?:ve|bir|bu|ile|olarak|olan|daha)$|(?:lar|ler)(?:la|le|da|de|dan|den)$"),
         ("latin_short", UNDETERMINED, r"^[A-Za-z]{1,2}$"),
         ("latin_default", "en", ""),
     ],
