@@ -32,6 +32,7 @@ from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.histogram import Histogram
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.counting.store import StoreSpec
 from coverage_job.counting.supervision import Watched, audit_tokens, truncate
 from coverage_job.counting.tally import PieceReport
 from coverage_job.errors import BadFileError, EngineError
@@ -49,7 +50,8 @@ class CorpusSpec:
 
     sought: ids for which a text is sought. bos, eos: ids put around each document. template: of
     dialogues; without one each message is encoded alone. now: what the template's clock says.
-    max_length: tokens a rendered dialogue is cut to, and the side that is cut off.
+    max_length: tokens a rendered dialogue is cut to, and the side that is cut off. store: where what was
+    counted is kept, by file.
     """
 
     source: Source
@@ -62,6 +64,7 @@ class CorpusSpec:
     now: datetime | None = None
     max_length: int | None = None
     truncation_side: Literal["right", "left"] = "right"
+    store: StoreSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     counter = _Counter(spec, split.corpus, split.index, kernel_of(spec))
     reader = counter.reader
     try:
-        yield from counter.run(reader.open(piece) for piece in split.pieces)
+        yield from counter.run((reader.open(piece) for piece in split.pieces), split)
     except _Differs:
         if counter.report.early:
             raise EngineError(
@@ -137,7 +140,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
         counter = _Counter(spec, split.corpus, split.index, ReferenceKernel(load(spec.tokenizer)))
         counter.audit, counter.report.recounted = audit, True
         reader = counter.reader
-        yield from counter.run(reader.open(piece) for piece in split.pieces)
+        yield from counter.run((reader.open(piece) for piece in split.pieces), split)
 
 
 def count_table(
@@ -171,11 +174,6 @@ def kernel_of(spec: CountSpec) -> FastKernel | ReferenceKernel:
     return _KERNELS[key]
 
 
-def _counts(histogram: Histogram, unit: str, reader: Reader) -> Iterator[pa.RecordBatch]:
-    for batch in histogram.drain(unit, reader.keys):
-        yield pa.record_batch([*batch.columns, pa.nulls(len(batch), pa.string())], schema=TASK_OUTPUT)
-
-
 def _report_batch(report: TaskReport) -> pa.RecordBatch:
     row = {
         "unit": report.unit,
@@ -206,13 +204,17 @@ class _Counter:
         self.reader = Reader(own.source, renderer=self._templated, rows=spec.rows)
         self._watched = _watched(self._templated, tokenizer)
         self._kernel = kernel
+        # What the store will keep: counts by file.
+        self._stored: list[pa.RecordBatch] = []
         self._reference = ReferenceKernel(tokenizer)
         self._histogram = Histogram(spec.rows)
         self._contexts = Contexts(tokenizer, np.array(own.sought, np.int32), spec.rows)
         self._begin()
 
-    def run(self, pieces: Iterator[PieceReader]) -> Iterator[pa.RecordBatch]:
+    def run(self, pieces: Iterator[PieceReader], split: Split | None = None) -> Iterator[pa.RecordBatch]:
+        """split: of the pieces, whose counts the store keeps."""
         start = time.perf_counter()
+        store = self._own.store
         report = self.report
         before = _kernel_figures(self._kernel)
         for piece in pieces:
@@ -223,20 +225,31 @@ class _Counter:
                     if self._histogram.full:
                         report.early = True
                         self._histogram.keep()
-                        yield from _counts(self._histogram, report.unit, self.reader)
+                        yield from self._drain(piece.piece.path)
                 self._keep(entry)
             except BadFileError as fault:
                 self._drop()
                 entry.error = str(fault)
             entry.bad = piece.bad
             report.pieces.append(entry)
-        yield from _counts(self._histogram, report.unit, self.reader)
+            if store is not None:
+                yield from self._drain(piece.piece.path)
+        yield from self._drain("")
+        if store is not None and split is not None:
+            store.write_part(split, report.pieces, self._contexts.found, self._stored)
         report.audit = asdict(self.audit)
         report.contexts = self._contexts.found
         report.kernel = {k: v - before.get(k, 0) for k, v in _kernel_figures(self._kernel).items()}
         report.seconds = time.perf_counter() - start
         report.peak_bytes = peak_memory()
         yield _report_batch(report)
+
+    def _drain(self, file: str) -> Iterator[pa.RecordBatch]:
+        for batch in self._histogram.drain(self.report.unit, self.reader.keys):
+            if self._own.store is not None:
+                files = pa.array([file] * len(batch), pa.string())
+                self._stored.append(pa.record_batch([files, *batch.columns[1:]], schema=PARTIAL))
+            yield pa.record_batch([*batch.columns, pa.nulls(len(batch), pa.string())], schema=TASK_OUTPUT)
 
     def _add(self, batch: TextBatch | TokenBatch) -> None:
         if isinstance(batch, TextBatch):
@@ -312,5 +325,11 @@ def _kernel_figures(kernel: FastKernel | ReferenceKernel) -> dict[str, float]:
 
 def peak_memory() -> int:
     """The largest resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    try:
+        # The kernel's own mark; getrusage's survives a fork, and would tell of the parent.
+        with open("/proc/self/status", encoding="ascii") as file:
+            line = next(line for line in file if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
