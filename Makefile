@@ -21,11 +21,11 @@ $(BIN)/python:
 
 # A stamp per set of packages, made anew when the requirements change.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[spark,demo,report]'
+	$(PIP) -e '.[spark,demo]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[spark,drift,probe,report,s3,demo,test,dev]'
+	$(PIP) -e '.[spark,drift,probe,s3,demo,test,dev]'
 	@touch $@ $(VENV)/.run
 
 run: $(VENV)/.run ## Write the demo, run the main job on it, say where the report is.

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 import numpy as np
+import numpy.typing as npt
 
+from coverage_job.corpus.documents import Int32
 from coverage_job.counting.compiled import compiled, inlined
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
-NONE = np.int32(0x7FFFFFFF)
+NONE = np.int32(0x7FFFFFFF)  # the rank of what is no pair
+MAX_IDS = 1 << 20
+MAX_MERGES = 1 << 24
 _FAN = 16
 SHORT = 128  # symbols up to which pairs are scanned
 
@@ -25,67 +29,65 @@ def _slot(key, mask):
 
 
 @compiled
-def index_merges(merges):
-    """The pairs of `merges` (int32[m, 3]: left, right, product; the row is the rank) as an open hash table.
-
-    Returns uint64[size, 2], a row: left << 32 | right (all ones where empty), rank << 32 | product. A pair that
-    stands twice has its last rank.
-    """
-    size = 16
-    while size < 2 * len(merges):
-        size *= 2
-    table = np.full((size, 2), EMPTY, np.uint64)
-    mask = np.uint64(size - 1)
+def _index(merges, table):
+    mask = np.uint64(len(table) - 1)
     for rank in range(len(merges)):
-        key = (np.uint64(merges[rank, 0]) << np.uint64(32)) | np.uint64(merges[rank, 1])
+        key = (np.uint64(merges[rank, 0]) << np.uint64(20)) | np.uint64(merges[rank, 1])
         at = _slot(key, mask)
-        while table[at, 0] != EMPTY and table[at, 0] != key:
-            at = (at + 1) & (size - 1)
-        table[at, 0] = key
-        table[at, 1] = (np.uint64(rank) << np.uint64(32)) | np.uint64(merges[rank, 2])
+        while table[at] != EMPTY and table[at] >> np.uint64(24) != key:
+            at = (at + 1) & np.int64(mask)
+        table[at] = (key << np.uint64(24)) | np.uint64(rank)
+
+
+def index_merges(merges: Int32) -> npt.NDArray[np.uint64]:
+    """The pairs of `merges` (int32[m, 3]: left, right, product; the row is the rank) as an open hash table of
+    left << 44 | right << 24 | rank, EMPTY where none. A pair that stands twice has its last rank."""
+    table = np.full(max(16, 1 << (2 * len(merges)).bit_length()), EMPTY, np.uint64)
+    _index(merges, table)
     return table
 
 
 @inlined
-def _find(table, left, right):
-    """rank << 32 | product of a pair; EMPTY, which is above all ranks, where it is none."""
+def _rank(table, left, right):
+    """The rank of a pair, or NONE."""
     mask = np.uint64(len(table) - 1)
-    key = (np.uint64(left) << np.uint64(32)) | np.uint64(right)
+    key = (np.uint64(left) << np.uint64(20)) | np.uint64(right)
     at = _slot(key, mask)
-    while table[at, 0] != key and table[at, 0] != EMPTY:
+    rank = NONE
+    while True:
+        entry = table[at]
+        if entry >> np.uint64(24) == key:
+            rank = np.int32(entry & np.uint64(0xFFFFFF))
+            break
+        if entry == EMPTY:
+            break
         at = (at + 1) & np.int64(mask)
-    return table[at, 1]
-
-
-@inlined
-def _rank(found):
-    return NONE if found == EMPTY else np.int32(found >> np.uint64(32))
+    return rank
 
 
 @compiled
-def merge_short(symbols, n, pairs, table):
-    """Merge symbols[:n] in place; returns how many are left. pairs: scratch uint64[n]."""
+def merge_short(symbols, n, ranks, table, products):
+    """Merge symbols[:n] in place; returns how many are left. ranks: scratch int32[n]. products: int32 by rank."""
     for i in range(n - 1):
-        pairs[i] = _find(table, symbols[i], symbols[i + 1])
+        ranks[i] = _rank(table, symbols[i], symbols[i + 1])
     while n > 1:
-        best = EMPTY
+        best = NONE
         at = -1
         for i in range(n - 1):
-            # One rank has one pair, so the lowest value is the lowest rank; the first of equals is the leftmost.
-            if pairs[i] < best:
-                best = pairs[i]
+            if ranks[i] < best:
+                best = ranks[i]
                 at = i
         if at < 0:
             break
-        symbols[at] = np.int32(best & np.uint64(0xFFFFFFFF))
+        symbols[at] = products[best]
         n -= 1
         for i in range(at + 1, n):
             symbols[i] = symbols[i + 1]
-            pairs[i - 1] = pairs[i]
+            ranks[i - 1] = ranks[i]
         if at > 0:
-            pairs[at - 1] = _find(table, symbols[at - 1], symbols[at])
+            ranks[at - 1] = _rank(table, symbols[at - 1], symbols[at])
         if at < n - 1:
-            pairs[at] = _find(table, symbols[at], symbols[at + 1])
+            ranks[at] = _rank(table, symbols[at], symbols[at + 1])
     return n
 
 
@@ -104,7 +106,7 @@ def _update(tree, offsets, depth, position):
 
 
 @compiled
-def merge_long(symbols, n, widths, table):
+def merge_long(symbols, n, widths, table, products):
     """As merge_short, for any n. widths: int32 per id, the symbols that a token was merged from.
 
     A token begins at the place of its first symbol; its last place holds the complement of its width
@@ -123,7 +125,7 @@ def merge_long(symbols, n, widths, table):
         depth += 1
     tree = np.full(total, NONE, np.int32)
     for i in range(n - 1):
-        tree[i] = _rank(_find(table, symbols[i], symbols[i + 1]))
+        tree[i] = _rank(table, symbols[i], symbols[i + 1])
     for level in range(1, depth):
         below = offsets[level - 1]
         count = (offsets[level] - below) // _FAN
@@ -147,19 +149,19 @@ def merge_long(symbols, n, widths, table):
         if at < 0:
             break
         right = at + widths[symbols[at]]
-        product = np.int32(_find(table, symbols[at], symbols[right]) & np.uint64(0xFFFFFFFF))
+        product = products[tree[at]]
         symbols[at] = product
         width = widths[product]
         symbols[at + width - 1] = ~np.int32(width)
         tree[right] = NONE
         _update(tree, offsets, depth, right)
         after = at + width
-        tree[at] = _rank(_find(table, product, symbols[after])) if after < n else NONE
+        tree[at] = _rank(table, product, symbols[after]) if after < n else NONE
         _update(tree, offsets, depth, at)
         if at > 0:
             last = symbols[at - 1]
             before = at - 1 if last >= 0 else at - np.int64(~last)
-            tree[before] = _rank(_find(table, symbols[before], product))
+            tree[before] = _rank(table, symbols[before], product)
             _update(tree, offsets, depth, before)
     count = 0
     at = 0

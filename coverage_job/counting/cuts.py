@@ -24,10 +24,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from coverage_job.counting import patterns
+from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES
 from coverage_job.counting.patterns import CODE_POINTS, Automaton, Bools, Unsupported
+from coverage_job.counting.table import LONG
 
 # Raised whenever what is derived changes; a cached file of another version is derived anew.
-FORMAT = 1
+FORMAT = 2
 
 # The pattern that ByteLevel(use_regex=True) has built in.
 _BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -35,6 +37,8 @@ _TRIALS = 3000
 _MAX_GROUPS = 4096
 # Stand for a group of characters, by their first or last bytes, in the set of spanned pairs.
 GROUPS_FROM = CODE_POINTS
+
+SPACE = "▁"  # what SentencePiece writes a space as
 
 Array = npt.NDArray[Any]
 
@@ -90,8 +94,10 @@ def _derive(tokenizer: Tokenizer, config: dict[str, Any]) -> Cuts:
             raise Unsupported(f"its model has {key}")
     splits = _flat(config.get("pre_tokenizer"), "pretokenizers")
     normalizers = _flat(config.get("normalizer"), "normalizers")
-    if not splits or splits[-1]["type"] != "ByteLevel":
-        raise Unsupported("it is no byte-level BPE")
+    if not splits:
+        return _derive_characters(config, normalizers, tokenizer)
+    if splits[-1]["type"] != "ByteLevel":
+        raise Unsupported(f"its pre-tokenizer is {splits[-1]['type']}")
     normal_form = _normal_form(normalizers)
     levels = _levels(splits)
     classes, automata, representatives = _automata(levels)
@@ -109,8 +115,85 @@ def _derive(tokenizer: Tokenizer, config: dict[str, Any]) -> Cuts:
         "family": "byte_bpe",
         "ignore_merges": bool(model.get("ignore_merges")),
         "normal_form": normal_form,
+        "prefix": False,
     }
     return Cuts("", facts, arrays)
+
+
+def _derive_characters(
+    config: dict[str, Any], normalizers: Sequence[dict[str, Any]], tokenizer: Tokenizer
+) -> Cuts:
+    """The cuts of a SentencePiece-like BPE: merges of characters, over the whole text."""
+    model = config["model"]
+    steps = [n["type"] for n in normalizers]
+    prefix = normalizers[0]["prepend"] if steps[:1] == ["Prepend"] else ""
+    if prefix not in ("", SPACE) or steps[-1:] != ["Replace"] or len(steps) != 1 + bool(prefix):
+        raise Unsupported("its normalizer is " + (", ".join(steps) or "none"))
+    if normalizers[-1]["pattern"] != {"String": " "} or normalizers[-1]["content"] != SPACE:
+        raise Unsupported("its normalizer replaces something else than a space")
+    arrays: dict[str, Array] = {
+        "classes": np.zeros(CODE_POINTS, np.uint8),
+        "steps": np.zeros((0, 2), np.int32),
+        "states": np.zeros(0, np.int64),
+    }
+    arrays |= _character_model(model)
+    arrays |= _added(config["added_tokens"], tokenizer, spaces=True)
+    return Cuts("", {"family": "char_bpe", "ignore_merges": False, "normal_form": "", "prefix": bool(prefix)}, arrays)
+
+
+def _character_model(model: dict[str, Any]) -> dict[str, Array]:
+    vocab = model["vocab"]
+    single = np.array([vocab.get(f"<0x{byte:02X}>", -1) for byte in range(256)], np.int32)
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    if not model.get("byte_fallback") or any(single[b] < 0 for b in range(256) if b not in never):
+        # Unknown characters that stand together become one unknown token, wherever one would cut.
+        raise Unsupported("it has no byte fallback")
+    if model.get("ignore_merges"):
+        raise Unsupported("it takes whole texts from its vocabulary")
+    merges = np.array(
+        [(vocab[a], vocab[b], vocab[a + b]) for a, b in _merge_pairs(model["merges"])], np.int32
+    ).reshape(-1, 3)
+    spelled = {i: token for token, i in vocab.items()}
+    if np.isin(merges[:, :2], single).any():
+        raise Unsupported("it merges fallback bytes")
+    # Characters that are written as they are; a space is written as its sign.
+    symbols = np.full(CODE_POINTS, -1, np.int32)
+    for token, i in vocab.items():
+        if len(token) == 1:
+            symbols[ord(token)] = i
+    symbols[ord(" ")] = symbols[ord(SPACE)]
+    if symbols[ord(SPACE)] < 0:
+        raise Unsupported("it has no sign for a space")
+    widths = np.zeros(max(vocab.values()) + 1, np.int32)
+    for i, token in spelled.items():
+        widths[i] = len(token)
+    spans = widths.copy()
+    widths[single[single >= 0]] = 1
+    # A fallback byte is a byte of the text, all others so many characters.
+    spans[single[single >= 0]] = -1
+    if len(widths) > MAX_IDS or len(merges) > MAX_MERGES or widths.max() > LONG:
+        raise Unsupported("its vocabulary is too large")
+    products = {spelled[i] for i in merges[:, 2].tolist()}
+    # Cuts are sought in the text before normalizing, where a space is a space or its sign.
+    products |= {p.replace(SPACE, " ") for p in products} | {
+        a + b
+        for p in products
+        for x, y in zip(p, p[1:], strict=False)
+        if SPACE in (x, y)
+        for a in (x, " " if x == SPACE else x)
+        for b in (y, " " if y == SPACE else y)
+    }
+    return {
+        "single": single,
+        "symbols": symbols,
+        "merges": merges,
+        "widths": widths,
+        "spans": spans,
+        "whole_ids": np.zeros(0, np.int32),
+        "whole_ends": np.zeros(1, np.int64),
+        "whole_bytes": np.zeros(0, np.uint8),
+        **_spanned(p.encode() for p in products),
+    }
 
 
 def _flat(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
@@ -314,6 +397,8 @@ def _byte_model(model: dict[str, Any]) -> dict[str, Array]:
     widths = np.zeros(rows, np.int32)
     for i, data in spelled.items():
         widths[i] = len(data)
+    if len(widths) > MAX_IDS or len(merges) > MAX_MERGES or widths.max() > LONG:
+        raise Unsupported("its vocabulary is too large")
     whole = [(data, i) for i, data in sorted(spelled.items()) if _is_text(data)]
     if not model.get("ignore_merges"):
         whole = []
@@ -321,6 +406,8 @@ def _byte_model(model: dict[str, Any]) -> dict[str, Array]:
         "single": single,
         "merges": merges,
         "widths": widths,
+        "spans": widths,
+        "symbols": np.zeros(0, np.int32),
         "whole_ids": np.array([i for _, i in whole], np.int32),
         "whole_ends": np.cumsum([0] + [len(d) for d, _ in whole]).astype(np.int64),
         "whole_bytes": np.frombuffer(b"".join(d for d, _ in whole), np.uint8),
@@ -428,19 +515,27 @@ def _bits(keys: set[tuple[int, int]]) -> npt.NDArray[np.uint8]:
 # --- added tokens -----------------------------------------------------------------------------------
 
 
-def _added(added: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> dict[str, Array]:
-    """Added tokens as two tries of bytes: `raw_*`, looked for in the text as it is, and `normal_*`, looked for
-    in what is left, normalized. Those with flags of white space or words are found, not encoded: -2."""
-    tries: dict[str, dict[bytes, int]] = {"raw": {}, "normal": {}}
+def _added(added: Sequence[dict[str, Any]], tokenizer: Tokenizer, spaces: bool = False) -> dict[str, Array]:
+    """Added tokens as tries of bytes: `raw_*`, looked for in the text as it is, and `normal_*`, looked for in what is
+    left, normalized. Those with flags of white space or words are found, not encoded: -2.
+
+    spaces: normalizing changes spaces, so that what is looked for in normalized text would be missed in the text. A
+    text that holds such a token without its spaces, which it must to hold it at all, is found by `suspect_*`.
+    """
+    tries: dict[str, dict[bytes, int]] = {"raw": {}, "normal": {}, "suspect": {}}
     for token in added:
         content = token["content"]
+        if token["normalized"] and spaces:
+            tries["suspect"][content.replace(SPACE, "").replace(" ", "").encode()] = -2
+            continue
         if token["normalized"] and tokenizer.normalizer is not None:
             content = tokenizer.normalizer.normalize_str(content)
         flagged = token["lstrip"] or token["rstrip"] or token["single_word"]
         if content:
-            tries["normal" if token["normalized"] else "raw"][content.encode()] = (
-                -2 if flagged else token["id"]
-            )
+            kind = "normal" if token["normalized"] else "raw"
+            tries[kind][content.encode()] = -2 if flagged else token["id"]
+    if b"" in tries["suspect"]:
+        raise Unsupported("it has an added token of spaces")
     arrays: dict[str, Array] = {}
     for name, literals in tries.items():
         nodes, first = _trie(literals)

@@ -112,7 +112,7 @@ class FastKernel:
         n_pieces = len(batch.pieces) - 1
         skip = np.zeros(n_pieces, np.uint8)
         prepared = batch
-        matches = self._added(batch)
+        matches = self._find(batch, "raw", "normal")
         flagged = matches[:, 2] == -2
         if flagged.any():
             self._leave(
@@ -121,6 +121,10 @@ class FastKernel:
         if batch.plain is not None:
             at = np.searchsorted(batch.pieces, batch.plain[:, 0], side="right") - 1
             self._leave(batch, skip, np.unique(at), "special-token text in messages")
+        if len(self._arrays["suspect_nodes"]) > 1:
+            suspects = self._find(batch, "suspect", "suspect")[:, 3]
+            if len(suspects):
+                self._leave(batch, skip, np.unique(suspects), "an added token that is looked for in normalized text")
         if self._normal_form:
             prepared, matches = self._normalized(batch, matches, skip)
         ids, mask, ends, seams = self._run(prepared, matches, skip)
@@ -142,20 +146,14 @@ class FastKernel:
         sizes = batch.pieces[pieces + 1] - batch.pieces[pieces]
         self.counters.reference_bytes[reason] += int(sizes.sum())
 
-    def _added(self, batch: TextBatch) -> Int64:
+    def _find(self, batch: TextBatch, first: str, then: str) -> Int64:
+        """Added tokens of two tries as rows (start, end, id, piece)."""
         arrays = self._arrays
+        tries = [arrays[f"{name}_{part}"] for name in (first, then) for part in ("nodes", "first")]
         room = 1024
         while True:
             matches = np.empty((room, 4), np.int64)
-            n = added.find_added(
-                batch.text,
-                batch.pieces,
-                arrays["raw_nodes"],
-                arrays["raw_first"],
-                arrays["normal_nodes"],
-                arrays["normal_first"],
-                matches,
-            )
+            n = added.find_added(batch.text, batch.pieces, *tries, matches)
             if n <= room:
                 return matches[:n]
             room = n
@@ -196,7 +194,7 @@ class FastKernel:
         texts.append(bytes(blob[at:]))
         pieces = np.concatenate([batch.pieces[:1], batch.pieces[0] + np.cumsum(sizes)])
         prepared = replace(batch, text=np.frombuffer(b"".join(texts), np.uint8), pieces=pieces)
-        found = self._added(prepared)
+        found = self._find(prepared, "raw", "normal")
         was = np.isin(matches[:, 3], which)
         now = np.isin(found[:, 3], which)
         if was.any() or now.any():
@@ -295,11 +293,14 @@ def _model(cuts: Cuts) -> scan.Model:
         pairs=arrays["pairs"],
         pair_shift=64 - (8 * len(arrays["pairs"]) - 1).bit_length(),
         groups=arrays["groups"],
-        run=scan.RUN,
-        whole_differs=bool(cuts.facts["ignore_merges"]),
+        run=scan.RUN if len(starts) else 0,
+        start_kind=scan.WHOLE if cuts.facts["ignore_merges"] else scan.FIRST if cuts.facts["prefix"] else scan.PART,
         single=arrays["single"],
+        symbols=arrays["symbols"],
         widths=arrays["widths"],
+        spans=arrays["spans"],
         merges=index_merges(arrays["merges"]),
+        products=np.ascontiguousarray(arrays["merges"][:, 2]),
     )
 
 

@@ -176,28 +176,28 @@ class _Parser:
         return Repeat(node, least, most, lazy)
 
     def make_possessive(self, node: Node, least: int, most: int | None) -> Node:
-        # One that never gives back is, for a single set, one that may not be followed by that set.
+        # One that never gives back is, for a single set, one that stops short only where no more of it follows.
         if not isinstance(node, One):
             raise self.fail("a possessive repeat of more than a set")
         stop = Ahead(node.atom, True, True)
         if most is None:
             return Sequence((Repeat(node, least, None, False), stop))
-        if (least, most) != (0, 1):
-            raise self.fail("a possessive repeat with bounds")
-        return Choice((node, stop))
+        options: list[Node] = [Sequence((*[node] * n, stop)) for n in range(most - 1, least - 1, -1)]
+        return Choice((Sequence((node,) * most), *options))
 
     def single(self) -> Node:
         if self.take("("):
             return self.group()
         start = self.at
         character = self.peek()
+        if self.take("\\z"):
+            return Ahead(r"[\s\S]", True, True)
+        if self.take("$"):
+            return Ahead(r"\n", False, True)
         if character == "[":
             self.skip_set()
         elif character == "\\":
             self.skip_escape()
-        elif character == "$":
-            self.at += 1
-            return Ahead("\\n", False, True)
         elif character in "^*+?{":
             raise self.fail(f"{character!r}")
         else:
@@ -215,6 +215,15 @@ class _Parser:
             pass
         elif self.take("?i:"):
             self.folded = True
+        elif self.take("?>"):
+            inner = self.choice()
+            if not self.take(")"):
+                raise self.fail("an unmatched parenthesis")
+            if isinstance(inner, One):
+                return inner
+            if not isinstance(inner, Repeat) or inner.lazy:
+                raise self.fail("an atomic group of more than a repeated set")
+            return self.make_possessive(inner.part, inner.least, inner.most)
         elif self.take("?!") or self.take("?="):
             negative = self.text[self.at - 1] == "!"
             node = self.single()

@@ -26,7 +26,7 @@ _HIGH = np.uint64(0x8080808080808080)
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 # How a chunk was cut: what it encodes to may depend on it.
-PART, WHOLE = 0, 1
+PART, WHOLE, FIRST = 0, 1, 2
 # Or what stands in a chunk's place.
 END_OF_PIECE, ADDED = -1, -2
 
@@ -45,10 +45,13 @@ class Model(NamedTuple):
     pair_shift: int
     groups: Any  # uint32[0x110000]
     run: int  # bytes of a pre-token past which all pairs are tested
-    whole_differs: bool
-    single: Any  # int32[256]
-    widths: Any  # int32[rows]
+    start_kind: int  # of a chunk that begins a pre-token: WHOLE where it is all of it, FIRST, or PART
+    single: Any  # int32[256], the symbols of bytes
+    symbols: Any  # int32[0x110000], those of characters (-1: as bytes); of size 0 where all text begins as bytes
+    widths: Any  # int32[rows], the symbols that a token was merged from
+    spans: Any  # int32[rows], the bytes of a token, or its characters where text begins as characters (-1: a byte)
     merges: Any  # see bpe.index_merges
+    products: Any  # int32 by rank
 
 
 class Batch(NamedTuple):
@@ -160,7 +163,7 @@ def _cut(model, batch, state, group):
     chunk_starts, chunk_ends, kinds = group.starts, group.ends, group.kinds
     firsts, seconds, tags = group.firsts, group.seconds, group.tags
     token_ends, levels = group.token_ends, group.levels
-    whole = WHOLE if model.whole_differs else PART
+    start_kind = model.start_kind
     piece, m = state[PIECE], state[MATCH]
     at, segment_end = state[AT], state[SEGMENT_END]
     token_start, token_end = state[TOKEN_START], state[TOKEN_END]
@@ -186,11 +189,11 @@ def _cut(model, batch, state, group):
                     break
                 chunk_starts[n] = at
                 chunk_ends[n] = end
-                kinds[n] = whole
+                kinds[n] = start_kind
                 firsts[n] = first
                 seconds[n] = second
-                tags[n] = np.uint64(size + 1) | (np.uint64(whole) << np.uint64(32))
-                tokens += size
+                tags[n] = np.uint64(size + 1) | (np.uint64(start_kind) << np.uint64(32))
+                tokens += size + 1
                 n += 1
                 token += 1
                 at = end
@@ -253,13 +256,15 @@ def _cut(model, batch, state, group):
             elif size <= LONG:
                 first = hash_long(text, at, end)
                 bytes_kept += size
-            kind = whole if at == token_start and end == token_end else PART
+            kind = PART
+            if at == token_start and (end == token_end or start_kind == FIRST):
+                kind = start_kind
             chunk_starts[i] = at
             kinds[i] = kind
             firsts[i] = first
             seconds[i] = second
             tags[i] = np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32))
-            tokens += size
+            tokens += size + 1
             i += 1
             at = end
             if size > LONG:
@@ -273,7 +278,7 @@ def _cut(model, batch, state, group):
     state[TOKEN], state[TOKENS] = token, n_tokens
     is_long = n > 0 and kinds[n - 1] >= 0 and chunk_ends[n - 1] - chunk_starts[n - 1] > LONG
     if is_long:
-        ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1])
+        ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1]) - 1
     else:
         ids_kept = tokens
     state[N], state[MOST_TOKENS], state[MOST_IDS], state[MOST_BYTES] = n, tokens, ids_kept, bytes_kept
@@ -281,25 +286,38 @@ def _cut(model, batch, state, group):
 
 
 @compiled
-def encode_chunk(single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, end, kind, symbols, pairs):
-    """Encode a chunk by itself; its ids are left in `symbols` (room: its bytes). Returns how many."""
-    n = end - start
-    if kind == WHOLE and n <= LONG:
-        first, second, tag = key_of(text, start, end, WHOLE)
-        row = look_up(vocabulary_rows, vocabulary_bytes, first, second, tag, text, start)
-        if vocabulary_rows[row, 2] != 0:
-            symbols[0] = np.int32(vocabulary_rows[row, 3])
-            return 1
-    for i in range(n):
-        symbols[i] = single[text[start + i]]
-    if n <= SHORT:
-        return merge_short(symbols, n, pairs, merges)
-    return merge_long(symbols, n, widths, merges)
+def _merged(single, symbols_of, widths, merges, products, text, start, end, kind, symbols, ranks):
+    """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes + 1). Returns how many."""
+    n = 0
+    if len(symbols_of) == 0:
+        for i in range(start, end):
+            symbols[n] = single[text[i]]
+            n += 1
+    else:
+        if kind == FIRST:
+            symbols[0] = symbols_of[0x20]
+            n = 1
+        at = start
+        while at < end:
+            point, size = decode(text, at)
+            if symbols_of[point] >= 0:
+                symbols[n] = symbols_of[point]
+                n += 1
+            else:
+                for i in range(at, at + size):
+                    symbols[n] = single[text[i]]
+                    n += 1
+            at += size
+    if n > SHORT:
+        return merge_long(symbols, n, widths, merges, products)
+    return merge_short(symbols, n, ranks, merges, products)
 
 
 @compiled
-def _mask(spans, s, start, end, ids, n, widths, mask, t):
-    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams)."""
+def _mask(text, spans, s, start, end, kind, ids, n, widths, by_characters, mask, t):
+    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams).
+
+    widths: see Model.spans."""
     while s < len(spans) and spans[s, 1] <= start:
         s += 1
     if s >= len(spans) or spans[s, 0] >= end:
@@ -312,12 +330,23 @@ def _mask(spans, s, start, end, ids, n, widths, mask, t):
     at = start
     near = s
     for i in range(n):
-        after = end if n == 1 else at + widths[ids[t + i]]
+        width = np.int64(widths[ids[t + i]]) if n > 1 else end - start
+        after = at + width
+        if by_characters and n > 1:
+            after = at + 1
+            if width > 0:
+                after = at
+                if kind == FIRST and i == 0:
+                    # The sign put before the text has no place in it.
+                    width -= 1
+                for _ in range(width):
+                    after += decode(text, after)[1]
         while near < len(spans) and spans[near, 1] <= at:
             near += 1
-        inside = near < len(spans) and spans[near, 0] < after
+        # A token of no bytes counts as the byte that follows.
+        inside = near < len(spans) and spans[near, 0] < max(after, at + 1)
         mask[t + i] = inside
-        if inside and not (spans[near, 0] <= at and after <= spans[near, 1]):
+        if inside and not (spans[near, 0] <= at and max(after, at + 1) <= spans[near, 1]):
             seams += 1
         at = after
     return s, seams
@@ -345,10 +374,11 @@ def _add(model, vocabulary, table, text, group, n):
     starts, ends, kinds = group.starts, group.ends, group.kinds
     firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
     rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
-    vocabulary_rows, vocabulary_bytes = vocabulary.rows, vocabulary.bytes
-    single, widths, merges = model.single, model.widths, model.merges
-    symbols = np.empty(LONG, np.int32)
-    pairs = np.empty(SHORT, np.uint64)
+    words, word_bytes = vocabulary.rows, vocabulary.bytes
+    single, symbols_of, widths = model.single, model.symbols, model.widths
+    merges, products = model.merges, model.products
+    symbols = np.empty(LONG + 1, np.int32)
+    ranks = np.empty(SHORT, np.int32)
     for i in range(n):
         if kinds[i] < 0 or found[i] >= 0:
             continue
@@ -356,9 +386,16 @@ def _add(model, vocabulary, table, text, group, n):
         # It may be there by now: the same chunk may come twice in a group.
         row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, start)
         if rows[row, 2] == 0:
-            count = encode_chunk(
-                single, widths, merges, vocabulary_rows, vocabulary_bytes, text, start, ends[i], kinds[i], symbols, pairs
-            )
+            count = 0
+            if kinds[i] == WHOLE:
+                entry = look_up(words, word_bytes, firsts[i], seconds[i], tags[i], text, start)
+                if words[entry, 2] != 0:
+                    symbols[0] = np.int32(words[entry, 3])
+                    count = 1
+            if count == 0:
+                count = _merged(
+                    single, symbols_of, widths, merges, products, text, start, ends[i], kinds[i], symbols, ranks
+                )
             keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
         found[i] = row
 
@@ -393,7 +430,7 @@ def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_end
 
 
 @compiled
-def _emit_masks(rows, group, n, piece, matches, spans, span, widths, out_ids, out_mask, t, seams):
+def _emit_masks(rows, group, n, piece, text, matches, spans, span, widths, by_characters, out_ids, out_mask, t, seams):
     """Write the masks of what `_emit` wrote from t on; returns the first span not passed."""
     kinds, found, starts, ends = group.kinds, group.found, group.starts, group.ends
     for i in range(n):
@@ -405,7 +442,9 @@ def _emit_masks(rows, group, n, piece, matches, spans, span, widths, out_ids, ou
             start, end = matches[starts[i], 0], matches[starts[i], 1]
         else:
             count = np.int64(rows[found[i], 2] >> np.uint64(48))
-        span, straddling = _mask(spans, span, start, end, out_ids, count, widths, out_mask, t)
+        span, straddling = _mask(
+            text, spans, span, start, end, kinds[i], out_ids, count, widths, by_characters, out_mask, t
+        )
         seams[piece] += straddling
         t += count
     return span
@@ -418,6 +457,7 @@ def run(model, vocabulary, table, batch, state, group, out):
     Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's ids).
     """
     text, matches = batch.text, batch.matches
+    by_characters = len(model.symbols) > 0
     t = np.int64(0)
     while True:
         if state[CUT] == 0:
@@ -446,10 +486,12 @@ def run(model, vocabulary, table, batch, state, group, out):
                 group,
                 short,
                 piece,
+                text,
                 matches,
                 batch.spans,
                 state[SPAN],
-                model.widths,
+                model.spans,
+                by_characters,
                 out.ids,
                 out.mask,
                 t,
@@ -458,24 +500,36 @@ def run(model, vocabulary, table, batch, state, group, out):
         t = written
         if is_long:
             start, end = group.starts[n - 1], group.ends[n - 1]
-            symbols = np.empty(end - start, np.int32)
-            count = encode_chunk(
+            symbols = np.empty(end - start + 1, np.int32)
+            # No entry of a vocabulary is as long (cuts.py sees to it).
+            count = _merged(
                 model.single,
+                model.symbols,
                 model.widths,
                 model.merges,
-                vocabulary.rows,
-                vocabulary.bytes,
+                model.products,
                 text,
                 start,
                 end,
                 group.kinds[n - 1],
                 symbols,
-                np.empty(0, np.uint64),
+                np.empty(0, np.int32),
             )
             out.ids[t : t + count] = symbols[:count]
             if batch.has_spans:
                 state[SPAN], straddling = _mask(
-                    batch.spans, state[SPAN], start, end, out.ids, count, model.widths, out.mask, t
+                    text,
+                    batch.spans,
+                    state[SPAN],
+                    start,
+                    end,
+                    group.kinds[n - 1],
+                    out.ids,
+                    count,
+                    model.spans,
+                    by_characters,
+                    out.mask,
+                    t,
                 )
                 out.seams[state[PIECE]] += straddling
             t += count

@@ -15,7 +15,8 @@ was interrupted goes on from its parts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,15 @@ def options_key(options: Mapping[str, Any]) -> str:
     return hashlib.sha256(text).hexdigest()[:32]
 
 
+def folder_name(corpus: str) -> str:
+    """A corpus' name as part of a path.
+
+    >>> folder_name("web / 2026")
+    'web___2026'
+    """
+    return re.sub(r"[^A-Za-z0-9.-]", "_", corpus)
+
+
 def set_key(keys: Iterable[str]) -> str:
     """32 hex digits of a set of content keys."""
     return hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:32]
@@ -61,8 +71,6 @@ class StoreSpec:
         counts: Sequence[pa.RecordBatch],
     ) -> None:
         """Keep a split's counts. counts: schema PARTIAL, `unit` being the path of the file."""
-        named = [f"{self.keys[p.path]} {p.start} {p.end}" for p in split.pieces]
-        name = hashlib.sha256("\n".join(named).encode()).hexdigest()[:32]
         report = {
             "pieces": [
                 {
@@ -74,8 +82,14 @@ class StoreSpec:
             "contexts": {str(i): text for i, text in contexts.items()},
         }
         table = pa.Table.from_batches(list(counts), PARTIAL)
-        path = join(self.folder, "parts", f"{name}.parquet")
+        path = join(self.folder, "parts", part_name(split, self.keys))
         write_bytes(path, _with_report(table, report))
+
+
+def part_name(split: Split, keys: Mapping[str, str]) -> str:
+    """The file name of a split's part: of the pieces it reads, and their files' keys."""
+    named = [f"{keys[p.path]} {p.start} {p.end}" for p in split.pieces]
+    return hashlib.sha256("\n".join(named).encode()).hexdigest()[:32] + ".parquet"
 
 
 def _with_report(table: pa.Table, report: Mapping[str, Any]) -> bytes:
@@ -92,18 +106,24 @@ def _read(path: str) -> tuple[pa.Table, dict[str, Any]]:
     return table.replace_schema_metadata(None), report
 
 
+_Part = tuple[pa.Table, dict[str, Any]]
+
+
 @dataclass
 class Kept:
     """What a store gave for a corpus.
 
-    counts: tables of schema PARTIAL, whose `unit` says nothing. tally: of the same files. files: the
-    paths they cover. contexts: texts found in them. torn: files of the store that could not be read.
+    counts: tables of schema PARTIAL, whose `unit` says nothing. tally: of the snapshot among them.
+    pieces: of the parts among them. files: the paths that are covered to their ends. contexts: texts
+    found in them. spare: parts of files that are not. torn: files of the store that could not be read.
     """
 
     counts: list[pa.Table] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
+    pieces: list[PieceReport] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
     contexts: dict[int, str] = field(default_factory=dict)
+    spare: dict[str, _Part] = field(default_factory=dict)
     torn: list[str] = field(default_factory=list)
 
 
@@ -134,34 +154,60 @@ def load_kept(folder: str, keys: Mapping[str, str], sizes: Mapping[str, int]) ->
 
 def _add_parts(kept: Kept, folder: str, wanted: Mapping[str, str], sizes: Mapping[str, int]) -> None:
     """Adds files of which parts cover every byte once."""
-    parts = join(folder, "parts")
     found: dict[str, dict[tuple[int, int], tuple[str, PieceReport]]] = {}
-    tables: dict[str, tuple[pa.Table, dict[str, Any]]] = {}
-    for name in list_folder(parts):
+    for name in list_folder(join(folder, "parts")):
         try:
-            table, report = _read(join(parts, name))
+            part = _read(join(folder, "parts", name))
         except StorageError as error:
             kept.torn.append(str(error))
             continue
-        for entry in report["pieces"]:
-            file = wanted.get(entry["key"])
-            piece = PieceReport.from_dict(entry["report"])
-            if file is not None and file not in kept.files and not piece.error:
+        for file, piece in _pieces(part, wanted):
+            if file not in kept.files:
                 found.setdefault(file, {})[(piece.stats.start, piece.stats.end)] = (name, piece)
-                tables[name] = (table, report)
+                kept.spare[name] = part
     rows: dict[str, list[str]] = {}
     for file, pieces in found.items():
         chosen = _tiling(pieces, sizes[file])
-        if chosen is None:
-            continue
-        kept.files.add(file)
-        kept.tally.add(piece for _, piece in chosen)
-        for name in dict.fromkeys(name for name, _ in chosen):
-            rows.setdefault(name, []).append(file)
+        if chosen is not None:
+            kept.files.add(file)
+            kept.pieces += [piece for _, piece in chosen]
+            for name in dict.fromkeys(name for name, _ in chosen):
+                rows.setdefault(name, []).append(file)
     for name, files in rows.items():
-        table, report = tables[name]
-        kept.counts.append(table.filter(pc.is_in(table["unit"], pa.array(files))))
-        kept.contexts |= {int(i): text for i, text in report["contexts"].items()}
+        _take(kept, kept.spare[name], files)
+
+
+def _pieces(part: _Part, wanted: Mapping[str, str]) -> Iterator[tuple[str, PieceReport]]:
+    """The usable pieces of a part that are of wanted files."""
+    for entry in part[1]["pieces"]:
+        file = wanted.get(entry["key"])
+        piece = PieceReport.from_dict(entry["report"])
+        if file is not None and not piece.error:
+            yield file, piece
+
+
+def _take(kept: Kept, part: _Part, files: Sequence[str]) -> None:
+    table, report = part
+    kept.counts.append(table.filter(pc.is_in(table["unit"], pa.array(files, pa.string()))))
+    kept.contexts |= {int(i): text for i, text in report["contexts"].items()}
+
+
+def resume(kept: Kept, splits: Sequence[Split], keys: Mapping[str, str]) -> list[Split]:
+    """The splits that no part holds; those that one holds are added to `kept`.
+
+    A run that was interrupted in the middle of a file goes on from there, if it is cut as it was.
+    """
+    left = []
+    wanted = {key: file for file, key in keys.items()}
+    for split in splits:
+        part = kept.spare.get(part_name(split, keys))
+        pieces = list(_pieces(part, wanted)) if part is not None else []
+        if part is None or len(pieces) < len(split.pieces):
+            left.append(split)
+            continue
+        kept.pieces += [piece for _, piece in pieces]
+        _take(kept, part, [file for file, _ in pieces])
+    return left
 
 
 def _tiling(

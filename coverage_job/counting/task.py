@@ -129,7 +129,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     counter = _Counter(spec, split.corpus, split.index, kernel_of(spec))
     reader = counter.reader
     try:
-        yield from counter.run(reader.open(piece) for piece in split.pieces)
+        yield from counter.run((reader.open(piece) for piece in split.pieces), split)
     except _Differs:
         if counter.report.early:
             raise EngineError(
@@ -140,7 +140,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
         counter = _Counter(spec, split.corpus, split.index, ReferenceKernel(load(spec.tokenizer)))
         counter.audit, counter.report.recounted = audit, True
         reader = counter.reader
-        yield from counter.run(reader.open(piece) for piece in split.pieces)
+        yield from counter.run((reader.open(piece) for piece in split.pieces), split)
 
 
 def count_table(

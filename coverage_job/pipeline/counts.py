@@ -14,10 +14,21 @@ import pyarrow.compute as pc
 
 from coverage_job.config import Job
 from coverage_job.corpus.audit import findings
-from coverage_job.corpus.plan import Split
+from coverage_job.corpus.content import content_key
+from coverage_job.corpus.plan import Split, make_splits
 from coverage_job.corpus.reader import BadRecord
 from coverage_job.corpus.template import token_texts
 from coverage_job.counting.kept_cuts import cuts_bytes
+from coverage_job.counting.merge import sum_counts
+from coverage_job.counting.store import (
+    Kept,
+    StoreSpec,
+    folder_name,
+    load_kept,
+    options_key,
+    resume,
+    write_snapshot,
+)
 from coverage_job.counting.tally import PieceReport, Tally
 from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table, kernel_of
 from coverage_job.coverage import conform
@@ -27,6 +38,7 @@ from coverage_job.errors import BadFileError, CorpusError, EngineError, JobError
 from coverage_job.pipeline.plan import CorpusPlan, Plan, spark_of
 from coverage_job.progress import Steps
 from coverage_job.schemas import HISTOGRAM, Reachability, Stage
+from coverage_job.storage import join
 from coverage_job.tokenizer.load import load
 
 # Share of labels that may differ from their own ids before they are taken for shifted ones.
@@ -57,19 +69,24 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
     with steps.step("cuts"):
         cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
     open_ids = ids_of(vocabulary, OPEN)
+    with steps.step("look into the store" if plan.job.store is not None else "splits"):
+        stored = {c.corpus.name: _stored(c, plan, steps) for c in plan.corpora}
     spec = CountSpec(
         tokenizer=plan.tokenizer,
         rows=plan.rows,
         cuts=cuts,
         cache_mib=options.cache_mib,
         audit_every=options.audit_every,
-        corpora={c.corpus.name: _corpus_spec(c, plan, open_ids) for c in plan.corpora},
+        corpora={
+            c.corpus.name: replace(_corpus_spec(c, plan, open_ids), store=stored[c.corpus.name].spec)
+            for c in plan.corpora
+        },
     )
     if not isinstance(engine, SparkEngine) or engine.local:
         # Compiled once here, what workers of this machine run is found in the cache by all of them.
         with steps.step("compile"):
             kernel_of(spec)
-    splits = [s for c in plan.corpora for s in c.splits]
+    splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
     counts, reports = _pass(engine, spec, splits, steps)
     tainted = _tainted(reports)
     if tainted:
@@ -94,24 +111,85 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
             )
         counts = pa.concat_tables([counts, more])
         reports += map(orjson.loads, texts)
-    infos, bad = [], []
-    for c in plan.corpora:
-        tally = _tally([r for r in reports if r["unit"] == c.corpus.name])
-        _check_limits(c, tally, plan.job)
-        infos.append(_corpus_info(c, tally, 0))
-        bad += tally.bad
+    infos, bad, tables = [], [], []
     contexts: dict[int, str] = {}
-    for report in sorted(reports, key=lambda r: (r["unit"], r["split"])):
-        for token_id, text in report["contexts"].items():
-            contexts.setdefault(int(token_id), text)
+    for c in plan.corpora:
+        name = c.corpus.name
+        own_reports = sorted((r for r in reports if r["unit"] == name), key=lambda r: int(r["split"]))
+        own = stored[name]
+        tally = _tally(own_reports, own.kept.pieces)
+        own_contexts = {int(i): text for r in own_reports for i, text in r["contexts"].items()}
+        own_counts = counts.filter(pc.equal(counts["unit"], name))
+        if own.folder is not None:
+            own_counts = sum_counts([own_counts, *own.kept.counts], name)
+            tally.merge(own.kept.tally)
+            own_contexts = own.kept.contexts | own_contexts
+            read = {key for path, key in own.keys.items() if path not in tally.missing}
+            if read:
+                write_snapshot(own.folder, read, own_counts, tally, own_contexts)
+        _check_limits(c, tally, plan.job)
+        infos.append(_corpus_info(c, tally, len(own.kept.files)))
+        bad += tally.bad
+        tables.append(own_counts)
+        contexts = own_contexts | contexts
     return Counted(
-        histogram=_histogram(counts, plan.corpora),
+        histogram=_histogram(pa.concat_tables(tables), plan.corpora),
         corpora=infos,
         contexts=contexts,
         bad=bad,
         audit=_sum_audits(reports),
         peak_bytes=max((r["peak_bytes"] for r in reports), default=0),
     )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What the store holds of a corpus, and what is left to count."""
+
+    folder: str | None
+    keys: dict[str, str]
+    kept: Kept
+    splits: list[Split]
+    spec: StoreSpec | None
+
+
+def _stored(c: CorpusPlan, plan: Plan, steps: Steps) -> _Stored:
+    job = plan.job
+    if job.store is None or c.corpus.table is not None:
+        return _Stored(None, {}, Kept(), c.splits, None)
+    options = _options(c, plan)
+    folder = join(job.store, f"{folder_name(c.corpus.name)}-{options_key(options)}")
+    keys = {info.path: content_key(info, job.verify) for info in c.files}
+    kept = load_kept(folder, keys, {info.path: info.size for info in c.files})
+    for line in kept.torn:
+        steps.say(f"  warning: {line}; counted again")
+    left = [info for info in c.files if info.path not in kept.files]
+    steps.say(f"  {c.corpus.name}: {len(kept.files)} files are in the store, {len(left)} are left to count")
+    splits = resume(kept, make_splits(c.corpus.name, left, c.source, job.engine.split_bytes), keys)
+    return _Stored(folder, keys, kept, splits, StoreSpec(folder, {i.path: keys[i.path] for i in left}))
+
+
+def _options(c: CorpusPlan, plan: Plan) -> dict[str, Any]:
+    """Everything that changes a count of the corpus."""
+    spec = _corpus_spec(c, plan, ())
+    source = asdict(c.source)
+    for name in ("corpus", "on_bad_record", "on_bad_file", "max_bad_fraction", "decided", "warnings"):
+        del source[name]
+    return {
+        "tokenizer": plan.tokenizer.sha256,
+        "source": source,
+        "bos": spec.bos,
+        "eos": spec.eos,
+        "template": spec.template.sha256 if spec.template is not None else None,
+        # A template may write the date.
+        "date": plan.started.date().isoformat()
+        if spec.template is not None and "strftime_now" in spec.template.text
+        else None,
+        "train_end_of_turn": spec.train_end_of_turn,
+        "split_special_tokens": spec.split_special_tokens,
+        "max_length": spec.max_length,
+        "truncation_side": spec.truncation_side,
+    }
 
 
 def _pass(
@@ -127,10 +205,9 @@ def _pass(
     return counts, [orjson.loads(text) for text in texts]
 
 
-def _tally(reports: Iterable[dict[str, Any]]) -> Tally:
+def _tally(reports: Sequence[dict[str, Any]], kept: Sequence[PieceReport]) -> Tally:
     tally = Tally()
-    reports = list(reports)
-    tally.add(PieceReport.from_dict(piece) for r in reports for piece in r["pieces"])
+    tally.add([*kept, *(PieceReport.from_dict(piece) for r in reports for piece in r["pieces"])])
     tally.seconds = sum(r["seconds"] for r in reports)
     return tally
 
