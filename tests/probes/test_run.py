@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from coverage_job.errors import ProbeError
-from coverage_job.probes.choose import ProbeToken, as_tokens
+from coverage_job.probes.choose import ProbeToken
 from coverage_job.probes.endpoint import Endpoint
 from coverage_job.probes.prompts import dump_prompts, write_prompts
 from coverage_job.probes.run import confusion_run, probe_run, read_source, rows_of_checkpoint
 from coverage_job.schemas import CONFUSION, PROBE
-from tests.probes.tiny import byte_tokenizer, serving
+from tests.probes.tiny import as_tokens, byte_tokenizer, serving
 
 TOKENIZER = byte_tokenizer()
 SIZE = TOKENIZER.get_vocab_size()
