@@ -309,6 +309,72 @@ def report(run_directory: RunArgument) -> None:
     print(rebuild(run_directory, runs_with(run_directory)))
 
 
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run, or a drift result (the experiment).")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another of its kind (the baseline).")],
+    output: Annotated[
+        Optional[str],
+        typer.Option("--output", metavar="FILE", help="Also write the page (.html) or table (.parquet)."),
+    ] = None,
+) -> None:
+    """Two runs, or two drift results, side by side.
+
+    Example: coverage-job compare runs/before runs/after --output compare.html
+    """
+    from coverage_job.pipeline import gate
+
+    print(gate.compare(a, b, output))
+
+
+tokenizer_app = typer.Typer(
+    help="The id table's counts; whether two tokenizers are the same.", no_args_is_help=True
+)
+app.add_typer(tokenizer_app, name="tokenizer")
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    tokenizer: Annotated[str, typer.Argument(metavar="T", help="The tokenizer's file or folder.")],
+) -> None:
+    """Kinds, reachability, scripts and categories of the ids.
+
+    Example: coverage-job tokenizer show path/to/tokenizer.json
+    """
+    from coverage_job.report.tables import show
+    from coverage_job.tokenizer.compare import show as describe_table
+    from coverage_job.tokenizer.load import describe
+    from coverage_job.tokenizer.printing import print_shown
+
+    show(print_shown(describe_table(describe(tokenizer))))
+
+
+@tokenizer_app.command("compare")
+def tokenizer_compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A tokenizer.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    text: Annotated[
+        Optional[list[str]],
+        typer.Option("--text", metavar="FILE", help="Text to encode by both, a document a line."),
+    ] = None,
+) -> None:
+    """Ids moved, added and gone, merges and settings that differ; exit 1 where they are not the same.
+
+    Example: coverage-job tokenizer compare base/ sft/ --text sample.txt
+    """
+    from coverage_job.report.tables import show
+    from coverage_job.storage import read_bytes
+    from coverage_job.tokenizer.compare import compare as compare_tokenizers
+    from coverage_job.tokenizer.load import describe
+    from coverage_job.tokenizer.printing import print_comparison
+
+    texts = [line for path in text or () for line in read_bytes(path).decode("utf-8", "replace").split("\n")]
+    found = compare_tokenizers(describe(a), describe(b), texts)
+    show(print_comparison(found))
+    if not found.same:
+        raise typer.Exit(1)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:

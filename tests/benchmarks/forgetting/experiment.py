@@ -192,7 +192,7 @@ def repeat_rows(experiment: Experiment, minimum: int | None = None) -> Rows:
     if not folder.exists():
         command(
             *("repeat", str(run), "--output", str(folder), "--scope", "vocabulary"),
-            *("--tokens-per-dialogue", str(experiment.recipe.copied)),
+            *("--tokens-per-dialogue", str(experiment.recipe.copied), "--ids"),
         )
     tokenizer = experiment.tokenizer
     dialogues = [encode_dialogue(tokenizer, r["messages"]) for r in _read_lines(folder / "repeat.jsonl")]
@@ -357,7 +357,7 @@ def judge_ability(experiment: Experiment, name: str, model: Decoder) -> dict[str
     """From `probe_run`: how many uncovered and covered tokens the model still writes when asked."""
     chance = np.random.default_rng(7)
     found = {}
-    asked = frames(experiment.tokenizer, instructions()["en"])
+    repeats = frames(experiment.tokenizer, instructions()["en"])
     for group, pool in (("uncovered", experiment.uncovered), ("covered", experiment.covered)):
         ids = np.sort(chance.choice(pool, min(200, len(pool)), replace=False))
         prompts = probe_prompts(experiment, ids)
@@ -374,9 +374,7 @@ def judge_ability(experiment: Experiment, name: str, model: Decoder) -> dict[str
             "written": result.summary["overall"]["written"],
             "under_trained": result.summary["under_trained"],
             "probability": float(np.mean(chances)),
-            "copied": copied(
-                model, pool, frames(experiment.tokenizer, instructions()["en"]), experiment.recipe
-            ),
+            "copied": copied(model, pool, repeats, experiment.recipe),
         }
     return found
 
