@@ -137,7 +137,7 @@ def explain_start(text: str) -> str | None:
         return f"executors run Python{version}, the driver {here}: {_PACK}"
     if missing := re.search(r'Cannot run program "([^"]+)"', text):
         return (
-            f"executors have no program {missing[1]} to run as Python (a packed link may lead nowhere there): "
+            f"executors have no program {missing[1]} for Python (a packed link may lead nowhere there): "
             f"pack with deploy/pack.sh, or set spark.pyspark.python to a Python {here} of the nodes"
         )
     if module := re.search(r"No module named '?([\w.]+)", text):
