@@ -22,6 +22,7 @@ from coverage_job.drift.command import DriftResult, Scored, analyse, score_check
 from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
 from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
 from coverage_job.pipeline.plan import Plan, make_plan, open_engine
+from coverage_job.pipeline.preflight import preflight, refuse_lost_output
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
@@ -45,7 +46,9 @@ class Result:
 def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """Histograms alone, in a new run directory."""
     with open_engine(engine_name, job) as engine:
+        refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
+        preflight(plan, engine, steps)
         vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
         counted = count(plan, vocabulary, engine, steps)
         info = _run_info(plan, counted, engine.describe(), steps)
@@ -60,7 +63,9 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     """The main job: counts, coverage, manifest, summaries, checks and the page, in a new run directory."""
     scoring: Future[Scored] | None = None
     with open_engine(engine_name, job) as engine:
+        refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
+        preflight(plan, engine, steps)
         with steps.step("vocabulary"):
             vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
         # The driver scores checkpoints while the executors count.
