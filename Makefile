@@ -10,7 +10,7 @@ FAST := not slow and not spark and not browser
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test test-all lint format bench clean
+.PHONY: help run test test-all lint format bench docs clean
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -21,11 +21,11 @@ $(BIN)/python:
 
 # A stamp per set of packages, made anew when the requirements change.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[spark,demo,report]'
+	$(PIP) -e '.[spark,demo]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[spark,drift,probe,report,s3,demo,test,dev]'
+	$(PIP) -e '.[spark,drift,probe,s3,demo,test,dev]'
 	@touch $@ $(VENV)/.run
 
 run: $(VENV)/.run ## Write the demo, run the main job on it, say where the report is.
@@ -52,6 +52,9 @@ format: $(VENV)/.test ## Put the code in the house style.
 bench: $(VENV)/.test ## Measure counting, rendering and drift against their references.
 	$(PIP) -e '.[bench]'
 	$(BIN)/python -m tests.benchmarks
+
+docs: $(VENV)/.test ## Write the pages that are made from code.
+	$(BIN)/python -m tests.job_file_reference
 
 clean: ## Remove what these commands made.
 	rm -rf $(VENV) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

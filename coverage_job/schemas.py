@@ -292,3 +292,55 @@ CONFUSION = pa.schema(
         pa.field("english_words", pa.list_(pa.string()), nullable=False),
     ]
 )
+
+# A candidate document of the mix: what it holds of the tokens that are short. A row with position -1
+# says how many lines began in a piece, so that positions in a piece become positions in a file.
+MIX_CANDIDATES = pa.schema(
+    [
+        pa.field("corpus", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("tokens", pa.int64(), nullable=False),
+        pa.field("text_hash", pa.int64(), nullable=False),
+        pa.field("ids", pa.binary(), nullable=False),
+        pa.field("counts", pa.binary(), nullable=False),
+    ]
+)
+
+# The text of a chosen document, with its place in the piece it was read from.
+MIX_TEXTS = pa.schema(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+    ]
+)
+
+# A document of the mix; `contributes`: the tokens it was taken for, each with how many were still needed.
+MIX = pa.schema(
+    [
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("corpus", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("tokens", pa.int64(), nullable=False),
+        pa.field(
+            "contributes",
+            pa.list_(pa.struct([pa.field("token_id", pa.int32()), pa.field("count", pa.int32())])),
+            nullable=False,
+        ),
+    ]
+)
+
+# What each token lacked, what was counted in the documents written, and what is left for the repeat set.
+MIX_PROOF = pa.schema(
+    [
+        pa.field("token_id", pa.int32(), nullable=False),
+        pa.field("token", pa.string(), nullable=False),
+        pa.field("needed", pa.int64(), nullable=False),
+        pa.field("counted", pa.int64(), nullable=False),
+        pa.field("left", pa.int64(), nullable=False),
+    ]
+)

@@ -90,6 +90,18 @@ def read_bytes(path: str) -> bytes:
     return data
 
 
+def read_range(path: str, start: int, end: int) -> bytes:
+    """Bytes start to end of a file, fewer where it is shorter. Raises StorageError naming it."""
+    fs, plain = split_url(path)
+    try:
+        data: bytes = with_retries(lambda: fs.cat_file(plain, start=start, end=end), path)
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file") from None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from None
+    return data
+
+
 def write_bytes(path: str, data: bytes) -> None:
     """Write a whole file, so that no reader sees a part of it. Raises StorageError naming it."""
     fs, plain = split_url(path)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
-from fsspec.implementations.local import LocalFileSystem
 
 from coverage_job.errors import CheckpointError
+from coverage_job.storage import is_local, split_url, with_retries
 
 UInt8 = npt.NDArray[np.uint8]
 
@@ -31,18 +29,13 @@ class Files:
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
 
-    @staticmethod
-    def is_local(path: str) -> bool:
-        fs, _ = fsspec.url_to_fs(path)
-        return isinstance(fs, LocalFileSystem)
-
     def size(self, path: str) -> int:
         """Bytes of a file. Raises CheckpointError where it cannot be seen."""
+        fs, plain = split_url(path)
         try:
-            fs, plain = fsspec.url_to_fs(path)
             return int(fs.size(plain))
-        except (OSError, TypeError, ValueError, ImportError) as error:
-            raise CheckpointError(f"checkpoint {path}: cannot be read ({_one_line(error)})") from None
+        except Exception as error:  # stores raise kinds of their own
+            raise _unreadable(path, error) from None
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         """Bytes offset .. offset + length. Raises CheckpointError where there are fewer."""
@@ -54,16 +47,18 @@ class Files:
         """Fill `out` (contiguous uint8) from `offset` on."""
         got = 0
         try:
-            if self.is_local(path):
+            if is_local(path):
                 got = self._pread(path, offset, out)
             elif len(out):
-                fs, plain = fsspec.url_to_fs(path)
-                data: bytes = fs.cat_file(plain, start=offset, end=offset + len(out))
+                fs, plain = split_url(path)
+                data: bytes = with_retries(
+                    lambda: fs.cat_file(plain, start=offset, end=offset + len(out)), path
+                )
                 got = len(data)
                 if got == len(out):
                     out[:] = np.frombuffer(data, dtype=np.uint8)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"checkpoint {path}: cannot be read ({_one_line(error)})") from None
+        except Exception as error:
+            raise _unreadable(path, error) from None
         if got != len(out):
             raise CheckpointError(
                 f"checkpoint {path}: {got} bytes came from offset {offset} where {len(out)} were asked for; "
@@ -77,7 +72,7 @@ class Files:
         with self._lock:
             descriptor = self._open.get(path)
             if descriptor is None:
-                _, plain = fsspec.url_to_fs(path)
+                _, plain = split_url(path)
                 descriptor = self._open[path] = os.open(plain, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         view, got = memoryview(out.data), 0
         while got < len(view):
@@ -125,33 +120,29 @@ class RangeFile:
         return data
 
 
-def join(folder: str, name: str) -> str:
-    """A file of a folder, local or remote."""
-    return f"{folder.rstrip('/')}/{name}"
-
-
 def listing(folder: str) -> list[str]:
     """Names of a folder's files, subfolders included, sorted, relative to it."""
+    fs, plain = split_url(folder)
+    root = plain.rstrip("/") + "/"
     try:
-        fs, plain = fsspec.url_to_fs(folder)
-        root = plain.rstrip("/") + "/"
         return sorted(str(p)[len(root) :] for p in fs.find(plain) if str(p).startswith(root))
-    except (OSError, ValueError, ImportError) as error:
-        raise CheckpointError(f"checkpoint {folder}: cannot be listed ({_one_line(error)})") from None
+    except Exception as error:
+        raise _unreadable(folder, error) from None
 
 
 def is_folder(path: str) -> bool:
     """Whether a path is a folder. Raises CheckpointError where nothing is there."""
+    fs, plain = split_url(path)
     try:
-        fs, plain = fsspec.url_to_fs(path)
         if fs.isdir(plain):
             return True
         if fs.exists(plain):
             return False
-    except (OSError, ValueError, ImportError) as error:
-        raise CheckpointError(f"checkpoint {path}: cannot be read ({_one_line(error)})") from None
+    except Exception as error:
+        raise _unreadable(path, error) from None
     raise CheckpointError(f"checkpoint {path}: no such file or folder")
 
 
-def _one_line(error: Any) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+def _unreadable(path: str, error: Exception) -> CheckpointError:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return CheckpointError(f"checkpoint {path}: cannot be read ({reason})")

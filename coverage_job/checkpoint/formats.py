@@ -11,6 +11,7 @@ import collections
 import io
 import math
 import pickle
+import pickletools
 import struct
 import zipfile
 from dataclasses import dataclass, replace
@@ -19,8 +20,8 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
+from coverage_job.checkpoint.dtypes import STORED
 from coverage_job.checkpoint.files import Files, RangeFile
-from coverage_job.checkpoint.numbers import STORED
 from coverage_job.errors import CheckpointError
 
 # The safetensors format's own limit; no header of a real model comes near it.
@@ -121,8 +122,8 @@ def npy_tensors(files: Files, path: str) -> dict[str, Stored]:
         version = npy.read_magic(stream)
         read = {1: npy.read_array_header_1_0, 2: npy.read_array_header_2_0}[version[0]]
         shape, fortran, dtype = read(stream)
-    except (ValueError, KeyError, EOFError) as error:
-        raise CheckpointError(f"checkpoint {path}: no valid .npy file ({str(error)[:100]})") from None
+    except Exception:  # its header is Python's own syntax, which fails in many ways
+        raise CheckpointError(f"checkpoint {path}: no valid .npy file; save it again") from None
     name = _NPY_DTYPES.get(dtype.str)
     if name is None or fortran or len(shape) != 2:
         raise CheckpointError(
@@ -253,9 +254,14 @@ def torch_tensors(files: Files, path: str) -> dict[str, Stored]:
         if members[index].file_size > MAX_PICKLE:
             raise bad("its index is too large")
         data = archive.read(index)
-    except (zipfile.BadZipFile, NotImplementedError, struct.error):
+    except CheckpointError:
+        raise
+    except Exception:  # a damaged archive fails in many ways
         raise bad("not a PyTorch zip archive") from None
     try:
+        # Python's unpickler makes room for a memo as large as its highest number.
+        if any(op.name.endswith("PUT") and (arg or 0) > len(data) for op, arg, _ in pickletools.genops(data)):
+            raise ValueError("memo")
         tree = _TensorUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # a hostile or broken pickle can fail in any way
         raise bad(f"its index cannot be read ({type(error).__name__})") from None

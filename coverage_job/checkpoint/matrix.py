@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coverage_job.checkpoint.dtypes import STORED, Float32, decode
 from coverage_job.checkpoint.files import Files
 from coverage_job.checkpoint.formats import Stored
-from coverage_job.checkpoint.numbers import STORED, Float32, decode
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from coverage_job.checkpoint.files import Files, is_folder, join, listing
+from coverage_job.checkpoint.dtypes import STORED, Float32, decode, is_float8
+from coverage_job.checkpoint.files import Files, is_folder, listing
 from coverage_job.checkpoint.formats import Stored, located, tensors
 from coverage_job.checkpoint.matrix import Matrix, Scale
-from coverage_job.checkpoint.numbers import STORED, Float32, decode, is_float8
 from coverage_job.errors import CheckpointError
+from coverage_job.storage import join
 
 # Tails of names in order of preference; a name matches where it is one of them or ends with "." and one.
 LM_HEAD_NAMES = (
@@ -214,7 +215,7 @@ class _Shard:
             return cls(
                 path, config, [_Rank(files, {n: join(path, h) for n, h in homes.items()}, folder_files)]
             )
-        for tail in (".safetensors", ".bin", ".pth", ".pt", ".npy"):
+        for tail in (".safetensors", ".bin", ".pth", ".pt"):
             chosen = [n for n in names if n.endswith(tail) and not _is_training_state(n)]
             if not chosen:
                 continue
@@ -224,9 +225,7 @@ class _Shard:
             ranked = len(chosen) > 1 and all(n.startswith("consolidated.") for n in chosen)
             groups = [[n] for n in chosen] if ranked else [chosen]
             return cls(path, config, [_Rank(files, None, [join(path, n) for n in group]) for group in groups])
-        raise CheckpointError(
-            f"checkpoint {path}: the folder holds no .safetensors, .bin, .pth, .pt or .npy file"
-        )
+        raise CheckpointError(f"checkpoint {path}: the folder holds no .safetensors, .bin, .pth or .pt file")
 
 
 def _is_training_state(name: str) -> bool:
@@ -284,8 +283,8 @@ def _find(source: str, ranks: list[_Rank], role: str, name: str | None) -> str |
         matches = [n for n in names if (n == tail or n.endswith("." + tail)) and _of_language_model(n)]
         if len(matches) > 1:
             raise CheckpointError(
-                f"checkpoint {source}: {', '.join(sorted(matches)[:4])} could each be the {role}; "
-                f"name it with {_option(role)}"
+                f"checkpoint {source}: {', '.join(map(_shown, sorted(matches)[:4]))} could each be the "
+                f"{role}; name it with {_option(role)}"
             )
         if matches:
             return matches[0]
@@ -303,7 +302,12 @@ def _matrices(ranks: list[_Rank]) -> str:
     chosen = (tall or sorted(shapes, key=lambda n: -shapes[n][0]))[:8]
     if not chosen:
         return "it holds no matrix"
-    return "its tallest matrices are " + ", ".join(f"{n} {list(shapes[n])}" for n in chosen)
+    return "its tallest matrices are " + ", ".join(f"{_shown(n)} {list(shapes[n])}" for n in chosen)
+
+
+def _shown(name: str) -> str:
+    # A name is the file's author's: it may hold anything.
+    return name[:80] if name.isprintable() else repr(name[:80])
 
 
 def _nothing_found(source: str, ranks: list[_Rank]) -> str:

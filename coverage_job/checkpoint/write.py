@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import numpy as np
 
-from coverage_job.checkpoint.files import Files, UInt8, is_folder, join, listing
+from coverage_job.checkpoint.files import Files, UInt8, is_folder, listing
 from coverage_job.errors import CheckpointError, StorageError
+from coverage_job.storage import is_local, join, split_url
 
 _PIECE = 8 << 20
 
@@ -43,14 +43,14 @@ def copy_folder(source: str, target: str, regions: list[Region], extra: dict[str
     Raises StorageError where `target` exists or cannot be written, CheckpointError where a file cannot be
     read; then nothing is left at `target`.
     """
-    fs, plain = fsspec.url_to_fs(target)
+    fs, plain = split_url(target)
     if fs.exists(plain):
         raise StorageError(f"{target}: exists already; name a directory that does not")
     if not is_folder(source):
         raise CheckpointError(f"checkpoint {source}: not a folder, which is what is copied; give the folder")
     names = listing(source)
     files = Files()
-    local = files.is_local(target)
+    local = is_local(target)
     whole = False
     place = f"{plain.rstrip('/')}.{secrets.token_hex(4)}.part" if local else plain.rstrip("/")
     try:

@@ -45,6 +45,7 @@ Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OWN_FIELDS = ("content", *_REASONING)
 _PLACEHOLDER = re.compile(r"<(?:image|audio|video)>")
+_NO_FRAME = "the template fails on a plain dialogue, so what ends a turn cannot be learned"
 _QUESTION, _ANSWER = "Ask9Me", "Say7That"
 
 
@@ -77,7 +78,7 @@ class _Frame:
 
     prompts: texts that open an answer: the generation prompt, then what it shares with the openings of
         answers that are written out (the prompt may add `<think>`); empty where it has none.
-    ends: the texts of its end-of-turn tokens.
+    ends: the texts that end a turn, each of one or more tokens, the longest first.
     """
 
     prompts: tuple[str, ...]
@@ -109,6 +110,7 @@ class Renderer:
         self.train_end_of_turn = train_end_of_turn
         self.split_special_tokens = split_special_tokens
         self._tokens = sorted({*special_tokens, *added_tokens} - {""}, key=len, reverse=True)
+        self._token = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
         longest_first = sorted(filter(None, special_tokens), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         try:
@@ -119,13 +121,15 @@ class Renderer:
                 f"chat template {template.source}: does not compile ({fault}); give another"
             ) from None
         self._variables = template.variables
-        self._frames: dict[tuple[bool, str], _Frame] = {}
+        self._frames: dict[tuple[bool, str], _Frame | None] = {}
         self._parts: dict[bool, bool] = {}
         self._clean: set[tuple[Any, ...]] = set()
 
     def end_of_turn(self, extra: Mapping[str, Any] | None = None) -> tuple[str, ...]:
         """Texts of the tokens that the template writes right after an answer; often one, () if none."""
-        return self._frame(self._program, extra or {}).ends
+        frame = self._frame(self._program, extra or {})
+        ends = frame.ends if frame is not None else ()
+        return tuple(dict.fromkeys(token for end in ends for token in self._token.findall(end)))
 
     def render(
         self,
@@ -234,7 +238,7 @@ class Renderer:
             self._parts[key] = _QUESTION in text and "'type'" not in text
         return self._parts[key]
 
-    def _frame(self, program: Program, extra: Mapping[str, Any]) -> _Frame:
+    def _frame(self, program: Program, extra: Mapping[str, Any]) -> _Frame | None:
         key = (program is self._program, repr(sorted(extra.items())) if extra else "")
         if key not in self._frames:
             if len(self._frames) > 64:
@@ -242,36 +246,47 @@ class Renderer:
             self._frames[key] = self._learn_frame(program, extra)
         return self._frames[key]
 
-    def _learn_frame(self, program: Program, extra: Mapping[str, Any]) -> _Frame:
+    def _learn_frame(self, program: Program, extra: Mapping[str, Any]) -> _Frame | None:
         user: dict[str, Any] = {"role": "user", "content": _QUESTION}
         if self._reads_parts(program):
             user = {"role": "user", "content": [{"type": "text", "text": _QUESTION}]}
         answer = {"role": "assistant", "content": _ANSWER}
         system = {"role": "system", "content": _QUESTION}
-        prompts: list[str] = []
-        ends: list[str] = []
-        for opening in ([user], [system, user]):
-            dialogue = [*opening, answer, user, answer]
+        openings = [user], [system, user]
+        dialogues = [o + a for a in ([answer, user, answer], [answer]) for o in openings]
+        for dialogue in dialogues:
+            before = dialogue[: dialogue.index(answer)]
             try:
-                without = self._run(program, opening, None, extra).text
-                with_prompt = self._run(program, opening, None, extra, prompt=True).text
+                without = self._run(program, before, None, extra).text
+                with_prompt = self._run(program, before, None, extra, prompt=True).text
                 # Visits are known by identity, so each message is a mapping of its own.
                 output = self._run(program, [dict(m) for m in dialogue], None, extra)
             except RenderError:
                 continue
-            prompt = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
-            heads = [
-                output.text[ranges[0][0] : ranges[0][1]].partition(_ANSWER)[0]
-                for i, ranges in output.visits.items()
-                if dialogue[i] is answer
-            ]
-            prompts = [prompt, common_opening([prompt, *heads], self._tokens)] if prompt else []
-            for tail in output.text.split(_ANSWER)[1:]:
-                token = next((t for t in self._tokens if tail.lstrip().startswith(t)), None)
-                if token is not None and token not in ends and not prompt.startswith(token):
-                    ends.append(token)
-            break
-        return _Frame(tuple(filter(None, prompts)), tuple(ends))
+            return self._frame_of(without, with_prompt, output, dialogue)
+        return None
+
+    def _frame_of(
+        self, without: str, with_prompt: str, output: Output, dialogue: Sequence[dict[str, Any]]
+    ) -> _Frame:
+        turns = [
+            output.text[ranges[0][0] : ranges[-1][1]]
+            for i, ranges in output.visits.items()
+            if dialogue[i]["content"] == _ANSWER
+        ]
+        prompt = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+        heads = [turn.partition(_ANSWER)[0] for turn in turns]
+        prompts = [prompt, common_opening([prompt, *heads], self._tokens)] if prompt else []
+        # Some templates end a turn with two tokens. Where nothing is written in the loop only the first is
+        # sure: the next may open a turn.
+        several = "*" if turns else "{0}"
+        pattern = re.compile(rf"\s*((?:{self._token.pattern})(?:\s*(?:{self._token.pattern})){several})")
+        ends: list[str] = []
+        for tail in [turn.partition(_ANSWER)[2] for turn in turns] or output.text.split(_ANSWER)[1:]:
+            match = pattern.match(tail)
+            if match is not None and match[1] not in ends and not (prompt and prompt.startswith(match[1])):
+                ends.append(match[1])
+        return _Frame(tuple(filter(None, prompts)), tuple(sorted(ends, key=len, reverse=True)))
 
     # Spans, in characters
 
@@ -296,6 +311,8 @@ class Renderer:
         if not trained:
             return []
         frame = self._frame(program, extra)
+        if frame is None:
+            return _NO_FRAME
         spans: list[Range] = []
         hard: list[int] = []
         for i in trained:
@@ -357,9 +374,11 @@ class Renderer:
             blocks = [block for block in blocks if block[2] in only]
         spans = [(start, end) for start, end, _ in blocks]
         if not self.train_end_of_turn:
-            ends = self._frame(program, extra).ends
+            frame = self._frame(program, extra)
+            if frame is None:
+                return _NO_FRAME
             spans = [
-                (start, closing[0] if (closing := last_of(output.text, ends, start, end)) else end)
+                (start, closing[0] if (closing := last_of(output.text, frame.ends, start, end)) else end)
                 for start, end in spans
             ]
         return spans

@@ -38,7 +38,7 @@ class _Element:
             self.parts = []
 
     def take(self) -> bytes | Oversized:
-        data: bytes | Oversized = self.over or b"".join(self.parts).rstrip()
+        data = b"".join(self.parts).rstrip() if self.over is None else self.over
         if isinstance(data, bytes) and len(data) > self.limit:
             data = Oversized(data[:FIRST_BYTES])
         self.parts, self.size, self.over = [], 0, None

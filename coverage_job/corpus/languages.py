@@ -99,11 +99,13 @@ class KeyTable:
 
     def __init__(self, corpus: str, language_field: str | None, group_field: str | None) -> None:
         self.corpus = corpus
-        self.language_field = language_field
-        self.group_field = group_field
+        # None, where there is no such field, is no record's field: records answer None to it.
+        self.language_field: Any = language_field
+        self.group_field: Any = group_field
         self.keys: list[Key] = []
         self._of_key: dict[Key, int] = {}
-        self._of_value: dict[tuple[Any, ...], int] = {}
+        # By raw values, of which only texts and None: numbers that are equal may differ as text.
+        self._known: dict[tuple[Any, Any], int] = {}
         self._groups: set[str] = set()
 
     @property
@@ -114,23 +116,26 @@ class KeyTable:
     def index(self, language: Any, group: Any) -> int:
         """The index in `keys` of a record's raw language and group values (None where missing)."""
         try:
-            # The types are part of the key: True == 1 == 1.0.
-            known = self._of_value.get((language, group, type(language), type(group)))
+            known = self._known.get((language, group))
         except TypeError:  # a list or an object
-            return self._add(language, group)
-        if known is None:
-            known = self._add(language, group)
-            if len(self._of_value) < 65536:
-                self._of_value[language, group, type(language), type(group)] = known
-        return known
+            known = None
+        return self._add(language, group) if known is None else known
 
     def of_record(self, record: dict[str, Any]) -> int:
         """The index of a record's key."""
-        language = record.get(self.language_field) if self.language_field is not None else None
-        group = record.get(self.group_field) if self.group_field is not None else None
-        return self.index(language, group)
+        return self.index(record.get(self.language_field), record.get(self.group_field))
+
+    def of_records(self, records: list[dict[str, Any]]) -> list[int]:
+        """The index of each record's key."""
+        known, language, group = self._known, self.language_field, self.group_field
+        try:
+            return [known[r.get(language), r.get(group)] for r in records]
+        except (KeyError, TypeError):
+            return [self.of_record(r) for r in records]
 
     def _add(self, language: Any, group: Any) -> int:
+        if isinstance(language, bytes):
+            language = language.decode("utf-8", "replace")
         tag = normalise_language(language) if isinstance(language, str) else ""
         text = group_text(group)
         field = self.group_field
@@ -149,4 +154,6 @@ class KeyTable:
         if index is None:
             index = self._of_key[key] = len(self.keys)
             self.keys.append(key)
+        if all(value is None or isinstance(value, str) for value in (language, group)):
+            self._known[language, group] = index
         return index

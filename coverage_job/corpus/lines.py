@@ -19,6 +19,9 @@ class Oversized:
 
     first_bytes: bytes
 
+    def __len__(self) -> int:
+        return 0
+
 
 def owned(chunks: Iterator[bytes], start: int, end: int, limit: int) -> Iterator[bytes]:
     """The bytes of the lines that begin in [start, end).
@@ -100,7 +103,7 @@ def line_blocks(
 def _bounded(lines: list[bytes | Oversized], limit: int, first: bool) -> list[bytes | Oversized]:
     if first and isinstance(lines[0], bytes) and lines[0].startswith(BOM):
         lines[0] = lines[0][len(BOM) :]
-    if any(isinstance(line, bytes) and len(line) > limit for line in lines):
+    if sum(map(len, lines)) > limit and max(map(len, lines)) > limit:
         return [
             Oversized(line[:FIRST_BYTES]) if isinstance(line, bytes) and len(line) > limit else line
             for line in lines

@@ -294,7 +294,7 @@ class PieceReader:
             if constant:
                 return [loads(line)[name].encode() for line in block], [0] * len(block)
             records = [loads(line) for line in block]
-            return [r[name].encode() for r in records], [key(r) for r in records]
+            return [r[name].encode() for r in records], self._table.of_records(records)
 
         def slow(line: bytes | Oversized) -> tuple[bytes, int] | RecordError | None:
             value = formats.parse_line(line)
@@ -388,6 +388,7 @@ class PieceReader:
                 continue
             try:
                 dialogue = to_dialogue(value, source)
+                renderer.place = f"{self.piece.path}, {self.place(row.position)}"
                 rendered = renderer.render(dialogue)
                 if row.raw is None and sum(map(len, rendered.pieces)) > source.max_record_bytes:
                     raise RecordError(formats.TOO_LONG)

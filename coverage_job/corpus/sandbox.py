@@ -164,6 +164,8 @@ def _tojson(
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # What writes no prompt, or reads text with expressions of unbounded cost.
 _REMOVED_FILTERS = ("urlize", "striptags", "wordwrap", "random", "pprint", "xmlattr", "filesizeformat")
+# What gives back a number or one of the values it was given.
+_FREE_FILTERS = frozenset(["length", "count", "default", "d", "first", "abs", "int", "float"])
 _REMOVED_GLOBALS = ("lipsum", "cycler", "joiner")
 # Arguments that set a width: the result is as long as the number says.
 _WIDTHS = {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "truncate", "batch", "slice"}
@@ -172,8 +174,8 @@ _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*?(\d{4,}|\*)|\{[^{}]*[:!][^{}]*(\d{4,}|\
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    # `+` is rewritten, a chain of them to one call.
-    intercepted_binops = frozenset(["-", "*", "/", "//", "**", "%"])
+    # Those that can make much of little; `+` is rewritten, a chain of them to one call.
+    intercepted_binops = frozenset(["*", "**", "%"])
 
     def __init__(self, now: datetime) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -191,7 +193,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.globals.pop(name, None)
         self.filters["tojson"] = _tojson
         for name, function in list(self.filters.items()):
-            self.filters[name] = self._metered(name, function)
+            if name not in _FREE_FILTERS:
+                self.filters[name] = self._metered(name, function)
         self.filters["join"] = self._join_filter
         self.filters[_VISIT] = self._visit
         self.filters[_ENTER] = self._enter
@@ -332,7 +335,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         if (kind, attribute) in self.safe:
             return getattr(obj, attribute)
-        if kind is _TemplateNamespace and attribute[0] != "_":
+        if kind is _TemplateNamespace and not attribute.startswith("_"):
             try:
                 return getattr(obj, attribute)
             except AttributeError:
@@ -350,7 +353,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     # What the rewritten tree calls
 
     def _visit(self, message: Any) -> None:
-        self.spend(1)
+        self.left -= 1
+        self.clock -= 1
+        if self.left < 0 or self.clock < 0:
+            self.spend(0)
         index = self.index.get(id(message))
         if index is not None:
             self.at[-1] = index
@@ -482,9 +488,10 @@ class Program:
         if len(text) > MAX_TEMPLATE_CHARACTERS:
             raise RenderError(f"a template of {len(text):,} characters")
         self._environment = environment = _Environment(now)
-        self.has_generation = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", text) is not None
         try:
             tree = environment.parse(text)
+            calls = [block.call.node for block in tree.find_all(nodes.CallBlock)]
+            self.has_generation = any(isinstance(call, nodes.ExtensionAttribute) for call in calls)
             constants = {c.value for c in tree.find_all(nodes.Const) if isinstance(c.value, str)}
             data = {d.data for d in tree.find_all(nodes.TemplateData)}
             code = environment.compile(_instrument(tree).set_environment(environment))  # type: ignore[call-overload]

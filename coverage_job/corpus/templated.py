@@ -57,5 +57,7 @@ class TemplateRenderer:
         except RenderError as error:
             self.audit.add_failure(str(error), self.place)
             raise shapes.RecordError(f"chat template failed: {error}") from None
+        if not rendered.media and any(note.startswith("images, audio or video") for note in dialogue.notes):
+            rendered.media = 1  # parts that are no text were left out when the record was read
         self.audit.add_rendered(rendered, self.place)
         return shapes.Rendered([rendered.text], rendered.spans, rendered.plain)

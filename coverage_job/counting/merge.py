@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,3 +46,10 @@ class Merger:
         if not self._rows:
             return PARTIAL.empty_table(), self._reports
         return self._rows[0].sort(KEY).select(PARTIAL.names).to_arrow().cast(PARTIAL), self._reports
+
+
+def sum_counts(tables: Sequence[pa.Table], unit: str) -> pa.Table:
+    """Tables of schema PARTIAL summed under one unit, in order of key."""
+    frame = pl.concat([pl.DataFrame(t.drop_columns("unit")) for t in tables])
+    summed = frame.group_by(KEY[1:]).agg(pl.col(COUNTS).sum()).sort(KEY[1:])
+    return summed.with_columns(pl.lit(unit).alias("unit")).select(PARTIAL.names).to_arrow().cast(PARTIAL)

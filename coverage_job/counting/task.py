@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from coverage_job.corpus.audit import MaskAudit
 from coverage_job.corpus.documents import TextBatch, TokenBatch, insert_ids
 from coverage_job.corpus.plan import Split
-from coverage_job.corpus.reader import BadRecord, PieceReader, PieceStats, Reader
+from coverage_job.corpus.reader import PieceReader, Reader
 from coverage_job.corpus.source import Source
 from coverage_job.corpus.template import TemplateSpec
 from coverage_job.corpus.templated import TemplateRenderer, template_renderer
@@ -32,7 +32,9 @@ from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.histogram import Histogram
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.counting.store import StoreSpec
 from coverage_job.counting.supervision import Watched, audit_tokens, truncate
+from coverage_job.counting.tally import PieceReport
 from coverage_job.errors import BadFileError, EngineError
 from coverage_job.schemas import PARTIAL
 from coverage_job.tokenizer.load import TokenizerSpec, load
@@ -48,7 +50,8 @@ class CorpusSpec:
 
     sought: ids for which a text is sought. bos, eos: ids put around each document. template: of
     dialogues; without one each message is encoded alone. now: what the template's clock says.
-    max_length: tokens a rendered dialogue is cut to, and the side that is cut off.
+    max_length: tokens a rendered dialogue is cut to, and the side that is cut off. store: where what was
+    counted is kept, by file.
     """
 
     source: Source
@@ -61,6 +64,7 @@ class CorpusSpec:
     now: datetime | None = None
     max_length: int | None = None
     truncation_side: Literal["right", "left"] = "right"
+    store: StoreSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -84,19 +88,14 @@ class CountSpec:
 class TaskReport:
     """What a task says of itself, beside its counts.
 
-    pieces: per piece what was read, and the error that ended it ('' where it ended well).
     early: whether counts of a piece were handed over before its end (a huge piece of many groups).
     recounted: whether the audit found a difference, so that the reference counted.
     """
 
     unit: str
     split: int
-    pieces: list[tuple[PieceStats, str]] = field(default_factory=list)
-    bad: list[BadRecord] = field(default_factory=list)
-    tokens: int = 0
-    supervised_tokens: int = 0
+    pieces: list[PieceReport] = field(default_factory=list)
     audit: dict[str, Any] = field(default_factory=dict)
-    mask_audit: dict[str, Any] = field(default_factory=dict)
     contexts: dict[int, str] = field(default_factory=dict)
     kernel: dict[str, float] = field(default_factory=dict)
     early: bool = False
@@ -130,7 +129,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     counter = _Counter(spec, split.corpus, split.index, kernel_of(spec))
     reader = counter.reader
     try:
-        yield from counter.run(reader.open(piece) for piece in split.pieces)
+        yield from counter.run((reader.open(piece) for piece in split.pieces), split)
     except _Differs:
         if counter.report.early:
             raise EngineError(
@@ -141,7 +140,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
         counter = _Counter(spec, split.corpus, split.index, ReferenceKernel(load(spec.tokenizer)))
         counter.audit, counter.report.recounted = audit, True
         reader = counter.reader
-        yield from counter.run(reader.open(piece) for piece in split.pieces)
+        yield from counter.run((reader.open(piece) for piece in split.pieces), split)
 
 
 def count_table(
@@ -175,11 +174,6 @@ def kernel_of(spec: CountSpec) -> FastKernel | ReferenceKernel:
     return _KERNELS[key]
 
 
-def _counts(histogram: Histogram, unit: str, reader: Reader) -> Iterator[pa.RecordBatch]:
-    for batch in histogram.drain(unit, reader.keys):
-        yield pa.record_batch([*batch.columns, pa.nulls(len(batch), pa.string())], schema=TASK_OUTPUT)
-
-
 def _report_batch(report: TaskReport) -> pa.RecordBatch:
     row = {
         "unit": report.unit,
@@ -209,40 +203,53 @@ class _Counter:
         self._templated = _templated(own, tokenizer)
         self.reader = Reader(own.source, renderer=self._templated, rows=spec.rows)
         self._watched = _watched(self._templated, tokenizer)
-        self._mask_audit = MaskAudit()
         self._kernel = kernel
+        # What the store will keep: counts by file.
+        self._stored: list[pa.RecordBatch] = []
         self._reference = ReferenceKernel(tokenizer)
         self._histogram = Histogram(spec.rows)
         self._contexts = Contexts(tokenizer, np.array(own.sought, np.int32), spec.rows)
         self._begin()
 
-    def run(self, pieces: Iterator[PieceReader]) -> Iterator[pa.RecordBatch]:
+    def run(self, pieces: Iterator[PieceReader], split: Split | None = None) -> Iterator[pa.RecordBatch]:
+        """split: of the pieces, whose counts the store keeps."""
         start = time.perf_counter()
+        store = self._own.store
         report = self.report
         before = _kernel_figures(self._kernel)
         for piece in pieces:
-            error = ""
+            entry = PieceReport(piece.stats)
             try:
                 for batch in piece.batches():
                     self._add(batch)
                     if self._histogram.full:
                         report.early = True
                         self._histogram.keep()
-                        yield from _counts(self._histogram, report.unit, self.reader)
-                self._keep()
+                        yield from self._drain(piece.piece.path)
+                self._keep(entry)
             except BadFileError as fault:
                 self._drop()
-                error = str(fault)
-            report.pieces.append((piece.stats, error))
-            report.bad += piece.bad
-        yield from _counts(self._histogram, report.unit, self.reader)
+                entry.error = str(fault)
+            entry.bad = piece.bad
+            report.pieces.append(entry)
+            if store is not None:
+                yield from self._drain(piece.piece.path)
+        yield from self._drain("")
+        if store is not None and split is not None:
+            store.write_part(split, report.pieces, self._contexts.found, self._stored)
         report.audit = asdict(self.audit)
-        report.mask_audit = self._mask_audit.to_dict()
         report.contexts = self._contexts.found
         report.kernel = {k: v - before.get(k, 0) for k, v in _kernel_figures(self._kernel).items()}
         report.seconds = time.perf_counter() - start
         report.peak_bytes = peak_memory()
         yield _report_batch(report)
+
+    def _drain(self, file: str) -> Iterator[pa.RecordBatch]:
+        for batch in self._histogram.drain(self.report.unit, self.reader.keys):
+            if self._own.store is not None:
+                files = pa.array([file] * len(batch), pa.string())
+                self._stored.append(pa.record_batch([files, *batch.columns[1:]], schema=PARTIAL))
+            yield pa.record_batch([*batch.columns, pa.nulls(len(batch), pa.string())], schema=TASK_OUTPUT)
 
     def _add(self, batch: TextBatch | TokenBatch) -> None:
         if isinstance(batch, TextBatch):
@@ -259,17 +266,16 @@ class _Counter:
         if own.max_length is not None:
             encoded, cut, answer_cut = truncate(encoded, own.max_length, own.truncation_side)
         if not own.source.pretraining:
-            audit_tokens(self._open_mask_audit, encoded, self._watched, cut, answer_cut)
+            audit_tokens(self._mask_audit, encoded, self._watched, cut, answer_cut)
         self._histogram.add(encoded)
         supervised = len(encoded.ids) if encoded.supervised is None else int(encoded.supervised.sum())
         self._tokens += (len(encoded.ids), supervised)
 
-    def _keep(self) -> None:
+    def _keep(self, entry: PieceReport) -> None:
         self._histogram.keep()
-        tokens, supervised = self._tokens.tolist()
-        self.report.tokens += tokens
-        self.report.supervised_tokens += supervised
-        self._mask_audit = self._mask_audit.merge(self._open_mask_audit)
+        entry.tokens, entry.supervised_tokens = self._tokens.tolist()
+        if not self._own.source.pretraining:
+            entry.mask_audit = self._mask_audit.to_dict()
         self._begin()
 
     def _drop(self) -> None:
@@ -279,9 +285,9 @@ class _Counter:
     def _begin(self) -> None:
         self._tokens = np.zeros(2, np.int64)
         # What rendering finds and what the tokens show go into one audit.
-        self._open_mask_audit = MaskAudit()
+        self._mask_audit = MaskAudit()
         if self._templated is not None:
-            self._templated.audit = self._open_mask_audit
+            self._templated.audit = self._mask_audit
 
 
 def _templated(own: CorpusSpec, tokenizer: Tokenizer) -> TemplateRenderer | None:
@@ -319,5 +325,11 @@ def _kernel_figures(kernel: FastKernel | ReferenceKernel) -> dict[str, float]:
 
 def peak_memory() -> int:
     """The largest resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    try:
+        # The kernel's own mark; getrusage's survives a fork, and would tell of the parent.
+        with open("/proc/self/status", encoding="ascii") as file:
+            line = next(line for line in file if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

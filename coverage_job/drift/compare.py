@@ -95,6 +95,7 @@ def render(report: dict[str, Any], most: int = 12) -> str:
         body = [[_name(row), *_cells(row)] for row in rows[: most + 1]]
         lines += [f"{matrix}{' (tied)' if report['tied'] else ''}: cosine of each row, before and after"]
         lines += [*_grid(header, body), ""]
+    lines += _render_neighbours(report.get("neighbours", {}).get("lm_head"))
     lines += _render_diagnosis(report.get("diagnosis"))
     lines += _render_explanation(report.get("explain"))
     for matrix in ("lm_head", "embedding"):
@@ -105,6 +106,24 @@ def render(report: dict[str, Any], most: int = 12) -> str:
                 f"{matrix}: {found['count']} rows {fault.replace('_', ' ')}, not averaged: {first}{more}"
             )
     return "\n".join([*lines, *report["notes"], report["cosine_note"]])
+
+
+def _render_neighbours(found: dict[str, Any] | None, most: int = 5) -> list[str]:
+    """Where the neighbours live that drifted rows gained, for the `most` languages with most of them."""
+    if not found or not found.get("gained"):
+        return []
+    languages = sorted(found["languages"].items(), key=lambda entry: -sum(entry[1].values()))
+    body = []
+    for language, targets in languages[:most]:
+        total = sum(targets.values())
+        shares = [f"{to or '(none)'} {_percent(count / total)}" for to, count in list(targets.items())[:4]]
+        body.append([language or "(none)", f"{total:,}", ", ".join(shares)])
+    special = _percent(found["special_share"])
+    return [
+        *_grid(["new neighbours of", "", "live in"], body),
+        f"special tokens among them: {special}; overlap with the old ones {_percent(found['overlap'])}",
+        "",
+    ]
 
 
 def _render_diagnosis(diagnosis: dict[str, Any] | None) -> list[str]:

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from coverage_job.checkpoint.files import Files, join
+from coverage_job.checkpoint.files import Files
 from coverage_job.checkpoint.matrix import Matrix
 from coverage_job.drift.score import RowScores
 from coverage_job.errors import CheckpointError
+from coverage_job.storage import join
 
 if TYPE_CHECKING:
     import torch

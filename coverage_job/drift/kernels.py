@@ -10,9 +10,9 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+# Importing it decides where compiled code is kept.
+import coverage_job.counting.compiled  # noqa: F401
 
 _LANE = 512
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from coverage_job.checkpoint.dtypes import Float32
 from coverage_job.checkpoint.matrix import Matrix
-from coverage_job.checkpoint.numbers import Float32
 from coverage_job.drift.score import Progress
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 
 from coverage_job import storage
+from coverage_job.checkpoint.dtypes import STORED, encode, is_float8
 from coverage_job.checkpoint.files import UInt8
 from coverage_job.checkpoint.matrix import Matrix
-from coverage_job.checkpoint.numbers import STORED, encode, is_float8
 from coverage_job.checkpoint.read import Checkpoint, open_checkpoint
 from coverage_job.checkpoint.write import Region, copy_folder
 from coverage_job.drift.score import Int64, check_comparable

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from coverage_job.checkpoint.dtypes import STORED
 from coverage_job.checkpoint.matrix import Matrix
-from coverage_job.checkpoint.numbers import STORED
 from coverage_job.errors import CheckpointError, JobError
+from coverage_job.storage import is_local
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ LENGTH_TOLERANCE = 1e-5
 _TINY = 1e-24
 
 # A request to a store costs as much as a megabyte; a block from the page cache should stay in the L2 cache.
-_LOCAL_BLOCK, _REMOTE_BLOCK, _DEVICE_BLOCK = 512 << 10, 16 << 20, 64 << 20
+_LOCAL_BLOCK, _REMOTE_BLOCK, _DEVICE_BLOCK = 1 << 20, 16 << 20, 64 << 20
 _REMOTE_THREADS = 8
 
 
@@ -144,12 +145,10 @@ class _Work:
     ) -> None:
         self.before, self.after, self.row_map, self.compared = before, after, row_map, compared
         self.sums, self.device = sums, device
-        self.suspects: list[int] = []
+        self.faults: dict[str, list[int]] = {}
         self._own = threading.local()
         self._lock = threading.Lock()
-        local = after.files.is_local(after.parts[0].path)
-        if before is not None:
-            local = local and before.files.is_local(before.parts[0].path)
+        local = all(is_local(m.parts[0].path) for m in (before, after) if m is not None)
         block = _LOCAL_BLOCK if local else _REMOTE_BLOCK
         self.threads = _cpus() if local else max(_cpus(), _REMOTE_THREADS)
         if device != "cpu":
@@ -178,36 +177,57 @@ class _Work:
 
     def _block(self, start: int, stop: int) -> int:
         after = self.after.raw(start, stop, self._buffer("after", self.after))
-        sums = self.sums[start:stop]
+        ids = np.arange(start, stop)
         paired = self.compared[start:stop]
         if self.before is not None and paired.any():
-            before, paired_after, matching = self._pair(start, stop, after, paired)
-            sums[paired] = self._sums(before, self.before, paired_after, matching)
+            before, matching = self._pair(start, after, paired)
+            self._score(ids[paired], matching, before)
         if not paired.all():
-            alone = after[~paired]
-            rest = self._sums(alone, self.after, alone, np.arange(start, stop)[~paired])
-            sums[~paired, 2] = rest[:, 2]
-        # Only what float32 sums cannot decide is looked at again: zeros, NaN, infinities, overflow.
-        doubtful = ~np.isfinite(sums[:, 2]) | (sums[:, 2] < _TINY)
-        doubtful |= paired & (~np.isfinite(sums).all(axis=1) | (sums[:, 1] < _TINY))
-        if doubtful.any():
-            with self._lock:
-                self.suspects += (start + np.flatnonzero(doubtful)).tolist()
+            self._score(ids[~paired], after[~paired], None)
         return stop - start
 
+    def _score(self, ids: Int64, after: npt.NDArray[Any], before: npt.NDArray[Any] | None) -> None:
+        """The sums of some rows of a block; those without a counterpart have only after²."""
+        if before is not None and self.before is not None:
+            sums = self._sums(before, self.before, after, ids)
+            decided = np.isfinite(sums).all(axis=1) & (sums[:, 1] >= _TINY)
+        else:
+            sums = self._sums(after, self.after, after, ids)
+            sums[:, [0, 1, 3]] = np.nan
+            decided = np.isfinite(sums[:, 2])
+        # What float32 sums cannot decide is looked at again: zeros, NaN, infinities, overflow.
+        for i in np.flatnonzero(~(decided & (sums[:, 2] >= _TINY))).tolist():
+            one = slice(i, i + 1)
+            y = self._values(self.after, after[one], ids[one])[0].astype(np.float64)
+            x = None
+            if before is not None and self.before is not None:
+                x = self._values(self.before, before[one], ids[one])[0].astype(np.float64)
+            sums[i] = self._exact(int(ids[i]), x, y)
+        self.sums[ids] = sums
+
+    def _exact(self, row: int, x: Float64 | None, y: Float64) -> list[float]:
+        found = [(s, _fault(v)) for s, v in (("before", x), ("after", y)) if v is not None]
+        with self._lock:
+            for side, fault in found:
+                if fault is not None:
+                    self.faults.setdefault(f"{fault}_{side}", []).append(row)
+        if any(fault in ("nan", "inf") for _, fault in found):
+            return [np.nan] * 4
+        if x is None:
+            return [np.nan, np.nan, float(y @ y), np.nan]
+        return [float(x @ y), float(x @ x), float(y @ y), float((y - x) @ (y - x))]
+
     def _pair(
-        self, start: int, stop: int, after: npt.NDArray[Any], paired: npt.NDArray[np.bool_]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Int64]:
+        self, start: int, after: npt.NDArray[Any], paired: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """(rows of before, rows of after) of a block's paired rows, as stored."""
         assert self.before is not None
-        ids = np.arange(start, stop)[paired]
         if self.row_map is not None:
-            return self.before.take(self.row_map[ids]), after[paired], ids
+            sources = self.row_map[start : start + len(after)][paired]
+            return self.before.take(sources), after[paired]
         # Without a map the rows with a counterpart are the first ones.
-        return (
-            self.before.raw(start, start + len(ids), self._buffer("before", self.before)),
-            after[: len(ids)],
-            ids,
-        )
+        count = int(paired.sum())
+        return self.before.raw(start, start + count, self._buffer("before", self.before)), after[:count]
 
     def _sums(self, a: npt.NDArray[Any], before: Matrix, b: npt.NDArray[Any], ids: Int64) -> Float64:
         from coverage_job.drift import kernels
@@ -248,26 +268,7 @@ def sums_torch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _finish(work: _Work) -> RowScores:
-    sums, after, before = work.sums, work.after, work.before
-    faults: dict[str, list[int]] = {}
-    for row in sorted(work.suspects):
-        y = after.rows(row, row + 1)[0].astype(np.float64)
-        x = None
-        if before is not None and work.compared[row]:
-            source = row if work.row_map is None else int(work.row_map[row])
-            x = before.rows(source, source + 1)[0].astype(np.float64)
-        broken = False
-        for side, values in (("before", x), ("after", y)):
-            fault = _fault(values) if values is not None else None
-            if fault is not None:
-                faults.setdefault(f"{fault}_{side}", []).append(row)
-                broken = broken or fault != "zero"
-        with np.errstate(invalid="ignore", over="ignore"):
-            sums[row] = (
-                [x @ y, x @ x, y @ y, (y - x) @ (y - x)] if x is not None else [np.nan, np.nan, y @ y, np.nan]
-            )
-        if broken:
-            sums[row] = np.nan
+    sums = work.sums
     with np.errstate(invalid="ignore", divide="ignore"):
         norm_before, norm_after, l2 = np.sqrt(sums[:, 1]), np.sqrt(sums[:, 2]), np.sqrt(sums[:, 3])
         # The root of the product, not the product of the roots: an unmoved row then has exactly 1.
@@ -276,6 +277,7 @@ def _finish(work: _Work) -> RowScores:
     # Of a zero row there is no direction.
     cosine[(norm_before == 0) | (norm_after == 0)] = np.nan
     relative[norm_before == 0] = np.nan
+    faults = {name: sorted(rows) for name, rows in work.faults.items()}
     return RowScores(cosine, l2, relative, norm_before, norm_after, work.compared, faults)
 
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import orjson
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coverage_job.config import Job
-from coverage_job.corpus.audit import MaskAudit, findings
-from coverage_job.corpus.reader import BadRecord, PieceStats, locate
+from coverage_job.corpus.audit import findings
+from coverage_job.corpus.content import content_key
+from coverage_job.corpus.plan import Split, make_splits
+from coverage_job.corpus.reader import BadRecord
 from coverage_job.corpus.template import token_texts
 from coverage_job.counting.kept_cuts import cuts_bytes
+from coverage_job.counting.merge import sum_counts
+from coverage_job.counting.store import (
+    Kept,
+    StoreSpec,
+    folder_name,
+    load_kept,
+    options_key,
+    resume,
+    write_snapshot,
+)
+from coverage_job.counting.tally import PieceReport, Tally
 from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table, kernel_of
 from coverage_job.coverage import conform
 from coverage_job.engines import Engine
@@ -24,8 +38,11 @@ from coverage_job.errors import BadFileError, CorpusError, EngineError, JobError
 from coverage_job.pipeline.plan import CorpusPlan, Plan, spark_of
 from coverage_job.progress import Steps
 from coverage_job.schemas import HISTOGRAM, Reachability, Stage
+from coverage_job.storage import join
 from coverage_job.tokenizer.load import load
 
+# Share of labels that may differ from their own ids before they are taken for shifted ones.
+_MOST_SHIFTED = 0.01
 # What a corpus that holds the token proves wrong.
 OPEN = (Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE)
 
@@ -48,55 +65,190 @@ class Counted:
 
 def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Counted:
     """One pass over every corpus, on an engine. Raises CorpusError past the job's limits for bad input."""
-    options = plan.job.engine
-    with steps.step("cuts"):
-        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
-    open_ids = ids_of(vocabulary, OPEN)
-    spec = CountSpec(
-        tokenizer=plan.tokenizer,
-        rows=plan.rows,
-        cuts=cuts,
-        cache_mib=options.cache_mib,
-        audit_every=options.audit_every,
-        corpora={c.corpus.name: _corpus_spec(c, plan, open_ids) for c in plan.corpora},
-    )
-    if not isinstance(engine, SparkEngine) or engine.local:
-        # Compiled once here, what workers of this machine run is found in the cache by all of them.
-        with steps.step("compile"):
-            kernel_of(spec)
-    # The longest tasks first, so that none is left over at the end.
-    splits = sorted((s for c in plan.corpora for s in c.splits), key=lambda s: -s.bytes)
-    with steps.step("count", f"count on {engine.describe()}", total=len(splits), unit="splits") as step:
-        counts, texts = engine.count(partial(count_split, spec), splits, step.advance)
-    if len(texts) != len(splits):
-        raise EngineError(f"{len(splits)} tasks were given out and {len(texts)} reported; run again")
+    spec = count_spec(plan, ids_of(vocabulary, OPEN), steps)
+    with steps.step("look into the store" if plan.job.store is not None else "splits"):
+        stored = {c.corpus.name: _stored(c, plan, steps) for c in plan.corpora}
+    corpora = {
+        name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items() if name in stored
+    }
+    spec = replace(spec, corpora=corpora)
+    compile_here(spec, engine, steps)
+    splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
+    counts, reports = _pass(engine, spec, splits, steps)
+    tainted = _tainted(reports)
+    if tainted:
+        # Of these files something was counted before they turned out bad; their corpora are counted again.
+        names = ", ".join(sorted({file for files in tainted.values() for file in files}))
+        steps.say(f"warning: counted again without {names}")
+        kept = [r for r in reports if r["unit"] not in tainted]
+        dropped = [_without_counts(r) for r in reports if r["unit"] in tainted]
+        again = [s for split in splits if (s := _without(split, tainted)) is not None]
+        more, more_reports = _pass(engine, spec, again, steps)
+        counts = pa.concat_tables(
+            [counts.filter(pc.invert(pc.is_in(counts["unit"], pa.array(list(tainted))))), more]
+        )
+        reports = [*kept, *dropped, *more_reports]
     for c in plan.corpora:
         if c.corpus.table is None:
             continue
         with steps.step(f"count {c.corpus.name}") as step:
             task = partial(count_table, spec, c.corpus.name)
-            more, more_texts = spark_of(engine, c.corpus).count_table(
+            more, texts = spark_of(engine, c.corpus).count_table(
                 task, c.corpus.table, c.source.columns, step.advance
             )
-        counts, texts = pa.concat_tables([counts, more]), texts + more_texts
-    reports = [orjson.loads(text) for text in texts]
-    infos, bad = [], []
-    for c in plan.corpora:
-        info, bad_of_corpus = _corpus_info(c, plan.job, [r for r in reports if r["unit"] == c.corpus.name])
-        infos.append(info)
-        bad += bad_of_corpus
+        counts = pa.concat_tables([counts, more])
+        reports += map(orjson.loads, texts)
+    infos, bad, tables = [], [], []
     contexts: dict[int, str] = {}
-    for report in sorted(reports, key=lambda r: (r["unit"], r["split"])):
-        for token_id, text in report["contexts"].items():
-            contexts.setdefault(int(token_id), text)
+    for c in plan.corpora:
+        name = c.corpus.name
+        own_reports = sorted((r for r in reports if r["unit"] == name), key=lambda r: int(r["split"]))
+        own = stored[name]
+        tally = _tally(own_reports, own.kept.pieces)
+        own_contexts = {int(i): text for r in own_reports for i, text in r["contexts"].items()}
+        own_counts = counts.filter(pc.equal(counts["unit"], name))
+        if own.folder is not None:
+            own_counts = sum_counts([own_counts, *own.kept.counts], name)
+            tally.merge(own.kept.tally)
+            own_contexts = own.kept.contexts | own_contexts
+            read = {key for path, key in own.keys.items() if path not in tally.missing}
+            if read:
+                write_snapshot(own.folder, read, own_counts, tally, own_contexts)
+        _check_limits(c, tally, plan.job)
+        infos.append(_corpus_info(c, tally, len(own.kept.files)))
+        bad += tally.bad
+        tables.append(own_counts)
+        contexts = own_contexts | contexts
     return Counted(
-        histogram=_histogram(counts, plan.corpora),
+        histogram=_histogram(pa.concat_tables(tables), plan.corpora),
         corpora=infos,
         contexts=contexts,
         bad=bad,
         audit=_sum_audits(reports),
         peak_bytes=max((r["peak_bytes"] for r in reports), default=0),
     )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What the store holds of a corpus, and what is left to count."""
+
+    folder: str | None
+    keys: dict[str, str]
+    kept: Kept
+    splits: list[Split]
+    spec: StoreSpec | None
+
+
+def _stored(c: CorpusPlan, plan: Plan, steps: Steps) -> _Stored:
+    job = plan.job
+    if job.store is None or c.corpus.table is not None:
+        return _Stored(None, {}, Kept(), c.splits, None)
+    options = _options(c, plan)
+    folder = join(job.store, f"{folder_name(c.corpus.name)}-{options_key(options)}")
+    keys = {info.path: content_key(info, job.verify) for info in c.files}
+    kept = load_kept(folder, keys, {info.path: info.size for info in c.files})
+    for line in kept.torn:
+        steps.say(f"  warning: {line}; counted again")
+    left = [info for info in c.files if info.path not in kept.files]
+    steps.say(f"  {c.corpus.name}: {len(kept.files)} files are in the store, {len(left)} are left to count")
+    splits = resume(kept, make_splits(c.corpus.name, left, c.source, job.engine.split_bytes), keys)
+    return _Stored(folder, keys, kept, splits, StoreSpec(folder, {i.path: keys[i.path] for i in left}))
+
+
+def _options(c: CorpusPlan, plan: Plan) -> dict[str, Any]:
+    """Everything that changes a count of the corpus."""
+    spec = _corpus_spec(c, plan, ())
+    source = asdict(c.source)
+    for name in ("corpus", "on_bad_record", "on_bad_file", "max_bad_fraction", "decided", "warnings"):
+        del source[name]
+    return {
+        "tokenizer": plan.tokenizer.sha256,
+        "source": source,
+        "bos": spec.bos,
+        "eos": spec.eos,
+        "template": spec.template.sha256 if spec.template is not None else None,
+        # A template may write the date.
+        "date": plan.started.date().isoformat()
+        if spec.template is not None and "strftime_now" in spec.template.text
+        else None,
+        "train_end_of_turn": spec.train_end_of_turn,
+        "split_special_tokens": spec.split_special_tokens,
+        "max_length": spec.max_length,
+        "truncation_side": spec.truncation_side,
+    }
+
+
+def _pass(
+    engine: Engine, spec: CountSpec, splits: Sequence[Split], steps: Steps
+) -> tuple[pa.Table, list[dict[str, Any]]]:
+    """One pass over splits: counts of schema PARTIAL, and the tasks' reports."""
+    # The longest tasks first, so that none is left over at the end.
+    ordered = sorted(splits, key=lambda s: -s.bytes)
+    with steps.step("count", f"count on {engine.describe()}", total=len(ordered), unit="splits") as step:
+        counts, texts = engine.count(partial(count_split, spec), ordered, step.advance)
+    if len(texts) != len(ordered):
+        raise EngineError(f"{len(ordered)} tasks were given out and {len(texts)} reported; run again")
+    return counts, [orjson.loads(text) for text in texts]
+
+
+def _tally(reports: Sequence[dict[str, Any]], kept: Sequence[PieceReport]) -> Tally:
+    tally = Tally()
+    tally.add([*kept, *(PieceReport.from_dict(piece) for r in reports for piece in r["pieces"])])
+    tally.seconds = sum(r["seconds"] for r in reports)
+    return tally
+
+
+def _tainted(reports: Iterable[dict[str, Any]]) -> dict[str, set[str]]:
+    """By corpus, the bad files of which counts were handed over all the same.
+
+    A task drops a bad file's counts; those of the file's other pieces, and those handed over early, stand.
+    """
+    read: set[tuple[str, str]] = set()
+    failed: set[tuple[str, str]] = set()
+    for r in reports:
+        for piece in r["pieces"]:
+            (failed if piece["error"] else read).add((r["unit"], piece["stats"]["file"]))
+            if piece["error"] and r["early"]:
+                read.add((r["unit"], piece["stats"]["file"]))
+    tainted: dict[str, set[str]] = {}
+    for unit, file in read & failed:
+        tainted.setdefault(unit, set()).add(file)
+    return tainted
+
+
+def _without(split: Split, tainted: dict[str, set[str]]) -> Split | None:
+    if split.corpus not in tainted:
+        return None
+    pieces = tuple(p for p in split.pieces if p.path not in tainted[split.corpus])
+    return replace(split, pieces=pieces) if pieces else None
+
+
+def _without_counts(report: dict[str, Any]) -> dict[str, Any]:
+    """A report whose counts were thrown away: what failed in it is still to be told."""
+    return {**report, "pieces": [p for p in report["pieces"] if p["error"]], "contexts": {}}
+
+
+def count_spec(plan: Plan, sought: tuple[int, ...], steps: Steps) -> CountSpec:
+    """What workers need to count the corpora of a plan. sought: ids for which a text is sought."""
+    options = plan.job.engine
+    with steps.step("cuts"):
+        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
+    return CountSpec(
+        tokenizer=plan.tokenizer,
+        rows=plan.rows,
+        cuts=cuts,
+        cache_mib=options.cache_mib,
+        audit_every=options.audit_every,
+        corpora={c.corpus.name: _corpus_spec(c, plan, sought) for c in plan.corpora},
+    )
+
+
+def compile_here(spec: CountSpec, engine: Engine, steps: Steps) -> None:
+    """Compile the kernel once in this process: workers of this machine then find it in the cache."""
+    if not isinstance(engine, SparkEngine) or engine.local:
+        with steps.step("compile"):
+            kernel_of(spec)
 
 
 def _corpus_spec(c: CorpusPlan, plan: Plan, open_ids: tuple[int, ...]) -> CorpusSpec:
@@ -141,55 +293,53 @@ def ids_of(vocabulary: pa.Table, reachabilities: Iterable[Reachability]) -> tupl
     return tuple(frame.filter(pl.col("reachability").is_in(wanted))["token_id"].to_list())
 
 
-def _corpus_info(
-    c: CorpusPlan, job: Job, reports: list[dict[str, Any]]
-) -> tuple[dict[str, Any], list[BadRecord]]:
-    """A corpus' entry in `run.json` and its located bad records. Raises past the job's limits."""
+def _check_limits(c: CorpusPlan, tally: Tally, job: Job) -> None:
+    """Raises past the job's limits for bad input."""
     policy = job.policy(c.corpus)
     name = c.corpus.name
-    pieces = [(PieceStats(**stats), error) for r in reports for stats, error in r["pieces"]]
-    missing = sorted({stats.file for stats, error in pieces if error})
-    if missing and policy.on_bad_file == "fail":
-        raise BadFileError(next(error for _, error in pieces if error))
-    read = [stats for stats, error in pieces if not error]
-    total = {
-        key: sum(getattr(stats, key) for stats in read)
-        for key in ("records", "documents", "bad_records", "empty_documents", "bytes", "without_target")
-    }
-    if total["records"] != total["documents"] + total["bad_records"]:
-        raise CorpusError(f"corpus {name}: records do not add up ({total}); this is a fault of the reader")
-    if total["documents"] == 0:
+    sums = tally.sums
+    if tally.missing and policy.on_bad_file == "fail":
+        raise BadFileError(next(iter(tally.missing.values())))
+    if sums["records"] != sums["documents"] + sums["bad_records"]:
+        raise CorpusError(f"corpus {name}: records do not add up ({sums}); this is a fault of the reader")
+    if sums["documents"] == 0:
         raise CorpusError(f"corpus {name}: no document could be read; check its path, format and fields")
-    if total["bad_records"] > policy.max_bad_fraction * total["records"]:
-        first = next(b for r in reports for b in r["bad"])
+    if sums["bad_records"] > policy.max_bad_fraction * sums["records"]:
+        first = tally.bad[0]
         raise CorpusError(
-            f"corpus {name}: {total['bad_records']} of {total['records']} records are bad, "
-            f"max_bad_fraction is {policy.max_bad_fraction:g}; the first: {first['file']}: {first['reason']}"
+            f"corpus {name}: {sums['bad_records']:,} of {sums['records']:,} records are bad, "
+            f"max_bad_fraction is {policy.max_bad_fraction:g}; the first: {first.file}, "
+            f"{first.position}: {first.reason}"
         )
-    bad = [
-        BadRecord(**{**b, "first_bytes": bytes.fromhex(b["first_bytes"])}) for r in reports for b in r["bad"]
-    ]
-    info = {
-        "name": name,
+    if sums["shifted_labels"] > _MOST_SHIFTED * sums["labelled"]:
+        raise CorpusError(
+            f"corpus {name}: {sums['shifted_labels']:,} of {sums['labelled']:,} labels are other ids than "
+            "their own position's: labels are unshifted here; give those that are not shifted by one"
+        )
+
+
+def _corpus_info(c: CorpusPlan, tally: Tally, reused: int) -> dict[str, Any]:
+    """A corpus' entry in `run.json`."""
+    info: dict[str, Any] = {
+        "name": c.corpus.name,
         "stage": c.corpus.stage.value,
         "read_as": c.source.decided,
         "files": len(c.files),
-        "files_counted": len({s.file for s in read}),
-        "files_reused": 0,
-        "files_missing": missing,
-        **total,
-        "tokens": sum(r["tokens"] for r in reports),
-        "supervised_tokens": sum(r["supervised_tokens"] for r in reports),
-        "seconds": round(sum(r["seconds"] for r in reports), 3),
+        "files_counted": len(c.files) - reused - len(tally.missing),
+        "files_reused": reused,
+        "files_missing": sorted(tally.missing),
+        **tally.sums,
+        "tokens": tally.tokens,
+        "supervised_tokens": tally.supervised_tokens,
+        "seconds": round(tally.seconds, 3),
+        "bad_reasons": dict(tally.reasons),
+        "notes": dict(tally.notes),
         "warnings": list(c.source.warnings),
     }
     if c.corpus.stage is Stage.POSTTRAINING:
-        audit = MaskAudit()
-        for report in reports:
-            audit = audit.merge(MaskAudit.from_dict(report["mask_audit"]))
-        info["mask_audit"] = audit.to_dict()
-        info["mask_findings"] = [asdict(f) for f in findings(audit)]
-    return info, locate(bad, [stats for stats, _ in pieces])
+        info["mask_audit"] = tally.mask_audit.to_dict()
+        info["mask_findings"] = [asdict(f) for f in findings(tally.mask_audit)]
+    return info
 
 
 def _sum_audits(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -75,9 +75,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Series:
-    """A line. style: a class of the page's sheet that sets colour and dash."""
+    """A line. style: a class of the page's sheet for colour and dash. titles: of marks on the points."""
 
-    label: str
     style: str
     points: Sequence[tuple[float, float]]
     titles: Sequence[str] = ()

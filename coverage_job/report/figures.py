@@ -81,14 +81,11 @@ def rank_frequency(coverage: pl.DataFrame, measure: str, minimum: int) -> Chart 
     plot.rect((1, len(coverage)), (1, minimum), "starved")
     plot.value_axes()
     plot.horizontal(minimum, "limit")
-    plot.text(LEFT + 6, plot.py(minimum) + 14, f"starved, under {minimum}: {starved:,} tokens", "inside")
-    for label, style, counts in (
-        ("pre-training", "pre", pre),
-        ("supervised in post-training", "post", post),
-    ):
+    plot.text(LEFT + 6, BASE - 6, f"starved, under {minimum}: {starved:,} tokens", "inside")
+    for style, counts in (("pre", pre), ("post", post)):
         if len(counts):
             ranks = np.unique(np.geomspace(1, len(counts), 120).round().astype(int))
-            plot.line(Series(label, style, [(float(r), float(counts[r - 1])) for r in ranks]))
+            plot.line(Series(style, [(float(r), float(counts[r - 1])) for r in ranks]))
     _legend(plot, (("pre", "pre-training"), ("post", measure_words(measure))))
     places = [10**k for k in range(7) if 10**k <= max(len(pre), len(post))]
     return Chart(
@@ -252,7 +249,7 @@ def trend(history: Sequence[Mapping[str, Any]]) -> Chart | None:
     for name in names:
         points = [(float(i), float(row[name])) for i, row in enumerate(history)]
         titles = [f"{row['time']}: {row[name]:,} {name}" for row in history]
-        plot.line(Series(name, _TREND_STYLES[name], points, titles))
+        plot.line(Series(_TREND_STYLES[name], points, titles))
     _legend(plot, [(_TREND_STYLES[n], n) for n in names])
     last, before = history[-1], history[-2]
     changes = ", ".join(f"{last[n] - before[n]:+,} {n}" for n in names)

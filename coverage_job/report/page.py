@@ -24,6 +24,7 @@ from coverage_job import __version__
 from coverage_job.coverage import measure_column
 from coverage_job.report import figures, rows, tables
 from coverage_job.report.visible import visible, visible_bytes
+from coverage_job.schemas import DRIFT_COLUMNS
 from coverage_job.storage import Run, dump_json, join, write_bytes
 
 _FIRST_ROWS = 15
@@ -37,7 +38,7 @@ class PageData:
     """What the page is made of: the files of a run directory, as they are read or before they are written.
 
     name: the run's. info: `run.json`. history: rows with `run`, `time` and any of flagged, critical,
-    absent, oldest first. drift: `drift.parquet`, for neighbours; cosines come from the coverage table.
+    absent, oldest first. drift: schema DRIFT; its cosines stand where the coverage table has none.
     """
 
     name: str
@@ -76,7 +77,7 @@ def build_page(run: Run, history: Sequence[Mapping[str, Any]] = (), drift: pa.Ta
 
 def page(data: PageData) -> bytes:
     """The page, as UTF-8 HTML."""
-    coverage = pl.DataFrame(data.coverage)
+    coverage = _with_drift(pl.DataFrame(data.coverage), data.drift)
     options = data.info["job"]["coverage"]
     measure, minimum = measure_column(options["measure"]), options["minimum"]
     chosen = rows.flagged(coverage)
@@ -91,7 +92,7 @@ def page(data: PageData) -> bytes:
         "page.html",
         title=f"Token coverage · {data.name}",
         name=data.name,
-        started=data.info.get("started"),
+        started=str(data.info.get("started", ""))[:16].replace("T", " "),
         options=options,
         measure=measure,
         verdicts=_verdicts(data.checks),
@@ -120,6 +121,18 @@ def page(data: PageData) -> bytes:
                 shown, data.histogram, data.manifest, data.drift, coverage.select("token_id", "token")
             )
         ),
+    )
+
+
+def _with_drift(coverage: pl.DataFrame, drift: pa.Table | None) -> pl.DataFrame:
+    """Coverage with the drift columns that it has not, taken from a drift table of the same tokens."""
+    columns = [c for c in DRIFT_COLUMNS if drift is not None and c in drift.column_names]
+    if drift is None or not columns:
+        return coverage
+    scores = pl.DataFrame(drift.select(["token_id", *columns]))
+    joined = coverage.join(scores, on="token_id", how="left", suffix="_scored", maintain_order="left")
+    return joined.with_columns(pl.coalesce(c, f"{c}_scored").alias(c) for c in columns).select(
+        coverage.columns
     )
 
 

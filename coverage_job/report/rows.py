@@ -23,7 +23,8 @@ MOST_ROWS = 200_000
 # Rows of (token, corpus, language, group) in all, which are what makes the file large.
 _MOST_PARTS = 1_000_000
 _PARTS_PER_TOKEN = (16, 12, 8, 6, 5, 4, 3, 2, 1)
-_MOST_CONTEXT = 240
+# Characters of a context, and of all contexts.
+_MOST_CONTEXT, _ALL_CONTEXTS = 240, 4_000_000
 # Bits of a corpus mask: JavaScript's bitwise numbers have 32, one of them the sign.
 _BITS = 30
 
@@ -120,15 +121,16 @@ def details_block(
         maintain_order="left",
     )
     contexts = [
-        None if context is None or context.encode() == data else context[:_MOST_CONTEXT]
+        None if context is None or context.encode() == data else context
         for context, data in zip(remedy["context"], rows["token_bytes"], strict=True)
     ]
+    room = min(_MOST_CONTEXT, _ALL_CONTEXTS // max(1, len(contexts) - contexts.count(None)))
     return {
         "coded": {name: coded(rows[name]) for name in _DETAIL_CODED},
         "counts": {name: rows[name].to_list() for name in COVERAGE_COUNTS},
         "numbers": {name: _numbers(rows[name]) for name in _FLOATS if rows[name].is_not_null().any()},
         "reason": coded(remedy["reason"].fill_null("")),
-        "context": contexts,
+        "context": [c if c is None or len(c) <= room else f"{c[:room]}…" for c in contexts],
         "parts": _parts(rows, histogram),
         "neighbours": _neighbours(rows, drift, names),
     }

@@ -12,18 +12,27 @@ import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tokenizers
 
 from coverage_job.cache import cache_folder
+from coverage_job.config import LabelOptions
 from coverage_job.schemas import VOCABULARY, Kind, Reachability
+from coverage_job.tokenizer import labels
 from coverage_job.tokenizer.entries import Entry, decodable, entries, family
 from coverage_job.tokenizer.load import TokenizerSpec, load
 from coverage_job.tokenizer.reachability import Reached, reach
 
 # Rises when the table's contents change for the same tokenizer.
-_VERSION = 1
+_VERSION = 2
+
+# The table as cached: without categories, which a job may define, and with the text they are read from.
+_BUILT = pa.schema(
+    [field for field in VOCABULARY if not field.name.startswith("category")]
+    + [pa.field("_text", pa.string())]
+)
 
 # Drawn as nothing or as a gap, though their categories do not say so.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
@@ -67,12 +76,17 @@ def _show(text: str) -> str:
     return "".join(out)
 
 
-def vocabulary_table(spec: TokenizerSpec, model_vocab_size: int | None = None) -> pa.Table:
+def vocabulary_table(
+    spec: TokenizerSpec, model_vocab_size: int | None = None, options: LabelOptions | None = None
+) -> pa.Table:
     """The vocabulary of a tokenizer (schema `VOCABULARY`), rows in id order.
 
     It has max(highest id + 1, model_vocab_size) rows; ids without an entry are `unused`. Taken from the
-    cache where the same file was seen before.
+    cache where the same file was seen before; categories follow the job's rules, and are never cached.
+    Raises TokenizerError, and JobError for rules that cannot be read.
     """
+    options = options or LabelOptions()
+    rules = labels.read_rules(options.rules)
     path = cache_folder() / f"vocabulary-{_key(spec)}.parquet"
     table = _cached(path, spec.rows)
     if table is None:
@@ -80,8 +94,12 @@ def vocabulary_table(spec: TokenizerSpec, model_vocab_size: int | None = None) -
         _keep(path, table)
     padding = (model_vocab_size or 0) - spec.rows
     if padding > 0:
-        table = pa.concat_tables([table, _rows({}, {}, range(spec.rows, spec.rows + padding))])
-    return table
+        table = pa.concat_tables([table, _rows({}, {}, range(spec.rows, spec.rows + padding), False)])
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    named = labels.categories(frame.select("kind", "decodable", text="_text"), rules, options.seo_spam)
+    columns = {**{name: table[name] for name in _BUILT.names if name != "_text"}}
+    return pa.table(columns | {name: named[name].to_arrow() for name in named.columns}).cast(VOCABULARY)
 
 
 def raise_contextual(table: pa.Table, contexts: Mapping[int, str | None]) -> pa.Table:
@@ -115,7 +133,7 @@ def _cached(path: Path, rows: int) -> pa.Table | None:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException):
         return None  # not there, or cut short by a full disk: it is made again
-    return table if table.schema.equals(VOCABULARY) and table.num_rows == rows else None
+    return table if table.schema.equals(_BUILT) and table.num_rows == rows else None
 
 
 def _keep(path: Path, table: pa.Table) -> None:
@@ -135,13 +153,15 @@ def _build(spec: TokenizerSpec) -> pa.Table:
     tokenizer = load(spec)
     of = family(tokenizer)
     known = entries(tokenizer, of)
-    return _rows(known, reach(tokenizer, of, known), range(spec.rows))
+    return _rows(known, reach(tokenizer, of, known), range(spec.rows), of.model == "WordPiece")
 
 
-def _rows(known: dict[int, Entry], reached: dict[int, Reached], ids: range) -> pa.Table:
+def _rows(known: dict[int, Entry], reached: dict[int, Reached], ids: range, marks_inside: bool) -> pa.Table:
+    """The rows of some ids. marks_inside: pieces inside a word are marked, those that begin one are not."""
     hole = Entry("", b"", Kind.UNUSED, False)
     nowhere = Reached(False, Reachability.UNUSED, None)
     rows = [(known.get(i, hole), reached.get(i, nowhere)) for i in ids]
+    named = labels.languages([e.data for e, _ in rows])
     return pa.table(
         {
             "token_id": pa.array(ids, pa.int32()),
@@ -152,12 +172,23 @@ def _rows(known: dict[int, Entry], reached: dict[int, Reached], ids: range) -> p
             "round_trip": [r.round_trip for _, r in rows],
             "reachability": [r.reachability.value for _, r in rows],
             "example": pa.array([r.example for _, r in rows], pa.string()),
-            **{name: pa.array([""] * len(rows), pa.string()) for name in VOCABULARY.names[8:]},
+            **{name: named[name].to_arrow().cast(pa.string()) for name in named.columns},
+            "_text": pa.array([_surface(e, marks_inside) for e, _ in rows], pa.string()),
         },
-        schema=VOCABULARY,
+        schema=_BUILT,
     )
 
 
 def _token(entry: Entry) -> str:
     mark = entry.content[: -len(entry.data.decode())] if entry.continues else ""
     return mark + printable(entry.data)
+
+
+def _surface(entry: Entry, marks_inside: bool) -> str | None:
+    """A token's text with a space in front where it begins a word; None where it is none."""
+    try:
+        text = entry.data.decode()
+    except UnicodeDecodeError:
+        return None
+    begins = marks_inside and entry.kind is Kind.BASE and not entry.continues and text[:1].isalpha()
+    return f" {text}" if begins else text

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import struct
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from coverage_job.checkpoint.read import open_checkpoint
@@ -231,6 +235,12 @@ def test_two_heads_are_not_guessed_between(tmp_path: Path) -> None:
     reads(folder, EMBED, None, lm_head="b.lm_head.weight")
 
 
+def test_names_are_shown_on_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as error:
+        open_checkpoint(str(save_single(tmp_path / "c", {"a\n\x1b[2J": HEAD})))
+    assert str(error.value).isprintable()
+
+
 def test_tensor_parallel_shards_stack_by_rows(tmp_path: Path) -> None:
     paths = []
     for rank in range(3):
@@ -343,3 +353,37 @@ def test_a_file_cut_after_its_header_was_read(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(CheckpointError, match="cut off"):
         checkpoint.rows("embedding", 0, 96)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), suffix=st.sampled_from(["safetensors", "pt", "npy"]))
+def test_damaged_files_raise_one_kind_of_error(tmp_path: Path, data: st.DataObject, suffix: str) -> None:
+    path = tmp_path / f"good.{suffix}"
+    if not path.exists():
+        if suffix == "safetensors":
+            save_file(pair(HEAD, EMBED), path)
+        elif suffix == "pt":
+            torch.save(pair(HEAD, EMBED), path)
+        else:
+            np.save(path, HEAD.numpy())
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Headers stand at one end or the other.
+        at = data.draw(st.integers(0, 600)) * data.draw(st.sampled_from([1, -1]))
+        content[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, 3)) * data.draw(st.integers(0, 500))
+    damaged = tmp_path / f"bad.{suffix}"
+    damaged.write_bytes(bytes(content[: len(content) - cut]))
+    with contextlib.suppress(CheckpointError):
+        checkpoint = open_checkpoint(str(damaged))
+        for role in ("lm_head", "embedding"):
+            found = checkpoint.matrix(role)
+            if found is not None:
+                assert checkpoint.rows(role, 0, found.shape[0]).shape == found.shape
+
+
+def test_a_pickle_that_asks_for_a_huge_memo_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+        archive.writestr("m/data.pkl", b"\x80\x02}r" + struct.pack("<I", (1 << 31) - 1) + b".")
+    with pytest.raises(CheckpointError, match="index cannot be read"):
+        open_checkpoint(str(tmp_path / "m.pt"))

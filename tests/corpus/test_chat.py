@@ -297,6 +297,33 @@ def test_a_template_that_fails_on_a_record_or_does_not_compile() -> None:
         renderer("{% for %}")
 
 
+def test_a_template_that_fails_on_a_plain_dialogue() -> None:
+    template = CHATML + "{% if messages[0].role != 'special' %}{{ raise_exception('no') }}{% endif %}"
+    rendered = renderer(template).render([{"role": "special", "content": "x"}, *dialogue("q", "A")])
+    assert rendered.spans == []
+    assert rendered.unmaskable.startswith("the template fails on a plain dialogue")
+
+
+def test_blocks_in_a_comment_are_none() -> None:
+    commented = "{# {% generation %} is left out #}" + CHATML
+    assert spans(renderer(commented).render(dialogue("q", "A"))) == ["A<|im_end|>"]
+
+
+def test_a_token_that_opens_the_next_turn_ends_none() -> None:
+    template = "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}{% endfor %}"
+    template = template.replace("<s>", "{{ '<s>' if m.role == 'user' else '</s>' }}")
+    one = renderer(template + "{% if add_generation_prompt %}</s>assistant:{% endif %}")
+    assert one.end_of_turn() == ()
+    assert spans(one.render(dialogue("q", "A", "r", "B"))) == ["A", "B"]
+
+
+def test_a_turn_that_two_tokens_end() -> None:
+    template = CHATML.replace("'<|im_end|>'", "'</s><|im_end|>'")
+    assert renderer(template).end_of_turn() == ("</s>", "<|im_end|>")
+    assert spans(renderer(template).render(dialogue("q", "A"))) == ["A</s><|im_end|>"]
+    assert spans(renderer(template, train_end_of_turn=False).render(dialogue("q", "A"))) == ["A"]
+
+
 def test_as_the_renderer_of_a_corpus_it_keeps_the_audit() -> None:
     one = TemplateRenderer(renderer(CHATML))
     good = Dialogue(messages=dialogue("q <s>", "A"), supervised=[False, True], weights=[None, None])
@@ -305,7 +332,10 @@ def test_as_the_renderer_of_a_corpus_it_keeps_the_audit() -> None:
     one.place = "f.jsonl:7"
     with pytest.raises(RecordError, match="chat template failed: 'dict object' has no attribute 'content'"):
         one.render(Dialogue(messages=[{"role": "user"}], supervised=[False], weights=[None]))
-    assert (one.audit.failed, one.audit.with_special_text) == (1, 1)
+    good.notes.append("images, audio or video, of which the text alone is counted")
+    one.place = ""
+    one.render(good)
+    assert (one.audit.failed, one.audit.with_special_text, one.audit.with_media) == (1, 2, 1)
     assert one.audit.examples == {"failed": ["f.jsonl:7"]}
 
 

@@ -304,8 +304,8 @@ def test_fault_of_theirs_a_block_inside_a_macro() -> None:
     )
     messages = dialogue("q", "answer")
     _, kept = their_mask_text(template, messages)
-    # They take the block to begin where the macro's text does.
-    assert kept == "<|im_start|>assistan"
+    # They take the block to begin where the text of the macro does.
+    assert kept == "<|im_start|>assi"
     assert spans(renderer(template).render(messages)) == ["answer<|im_end|>"]
 
 

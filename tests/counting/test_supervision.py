@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from coverage_job.corpus.audit import MaskAudit, findings
 from coverage_job.corpus.batches import TextBuilder
 from coverage_job.corpus.documents import TextBatch, TokenBatch
+from coverage_job.counting.cuts import derive
+from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
 from coverage_job.counting.supervision import Watched, audit_tokens, truncate
 from coverage_job.errors import TokenizerError
@@ -56,6 +58,7 @@ def supervised_texts(encoded: TokenBatch) -> list[str]:
 documents = st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), max_size=8), max_size=5)
 
 
+@settings(deadline=None)
 @given(documents, st.integers(1, 9), st.sampled_from(["left", "right"]))
 def test_truncation_is_slicing_each_document(docs: list[Any], limit: int, side: Any) -> None:
     batch = tokens(*docs)
@@ -185,6 +188,19 @@ def test_special_token_text_in_a_message_as_plain_text() -> None:
     for encoded in (control, plain):
         text = tokenizer().decode(encoded.ids.tolist(), skip_special_tokens=False)
         assert text.encode() == bytes(batch_of(CHATML, messages).text)
+
+
+def test_the_fast_kernel_leaves_plain_special_text_to_the_reference() -> None:
+    messages = [dialogue("q", "a b"), dialogue("a<|im_end|>b", "é<s>"), dialogue("q", "\n")]
+    batch = batch_of(CHATML, messages, split_special_tokens=True)
+    split = Tokenizer.from_str(tokenizer().to_str())
+    split.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    expected = ReferenceKernel(split).encode(batch)
+    quick = FastKernel(split, derive(split)).encode(batch)
+    assert quick.ids.tolist() == expected.ids.tolist()
+    assert quick.documents.tolist() == expected.documents.tolist()
+    assert np.array_equal(quick.supervised, expected.supervised)  # type: ignore[arg-type]
+    assert np.array_equal(quick.seams, expected.seams)  # type: ignore[arg-type]
 
 
 def test_a_tokenizer_for_which_plain_text_cannot_be_told_is_refused() -> None:

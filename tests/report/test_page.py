@@ -4,6 +4,7 @@ import base64
 import gzip
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,15 @@ def test_rebuild_keeps_the_run_whole(tmp_path: Path) -> None:
     }
     page.rebuild(str(path))
     Run(str(path)).verify()
+
+
+def test_drift_scored_apart_from_the_run_is_joined(run: Run, html: str) -> None:
+    data = page.load(run, HISTORY)
+    place = data.coverage.schema.get_field_index("lm_head_cosine")
+    unscored = data.coverage.set_column(
+        place, data.coverage.schema.field(place), pa.nulls(data.coverage.num_rows, pa.float64())
+    )
+    assert page.page(replace(data, coverage=unscored)).decode() == html
 
 
 def test_sections_without_data_are_left_out(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
@@ -170,6 +170,7 @@ def test_a_corpus_raises_what_no_text_was_known_for(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=12))
+@settings(deadline=None)
 def test_printable_is_one_visible_line(data: bytes) -> None:
     shown = printable(data)
     assert shown == "" or shown.isprintable()
@@ -177,6 +178,7 @@ def test_printable_is_one_visible_line(data: bytes) -> None:
 
 
 @given(st.text(max_size=12))
+@settings(deadline=None)
 def test_printable_shows_every_hidden_character(text: str) -> None:
     shown = printable(
         text.encode("utf-8", "surrogatepass") if text.isascii() else text.encode("utf-8", "replace")

@@ -28,7 +28,7 @@ from coverage_job.probes.prompts import Prompt
 from coverage_job.probes.run import probe_run
 from coverage_job.remedies.repeat import instructions
 from tests.benchmarks.forgetting import texts
-from tests.benchmarks.forgetting.measure import common_direction, completions, kinds, shares, spearman
+from tests.benchmarks.forgetting.measure import common_direction, completions, copied, kinds, shares, spearman
 from tests.benchmarks.forgetting.model import SPECIALS, Decoder, ProbedModel, load, save
 from tests.benchmarks.forgetting.train import (
     FULL,
@@ -48,7 +48,9 @@ from tests.benchmarks.forgetting.train import (
 
 VARIANTS = {
     "a": "narrow SFT as it is",
-    "b": "with our repeat set",
+    "b": "with our repeat set, 20 times",
+    "b-2": "with our repeat set, 2 times",
+    "b-5": "with our repeat set, 5 times",
     "c": "with our mix",
     "d": "with both",
     "e": "with a naive repeat set of the same size",
@@ -137,7 +139,7 @@ def prepare(folder: Path, recipe: Recipe = TINY, seed: int = 0, minimum: int = 2
         _write_lines(folder / "web.jsonl", web)
         (folder / "chat.jinja").write_text(TEMPLATE)
         (folder / "job.yaml").write_text(JOB.replace("MINIMUM", str(minimum)))
-        command("run", str(folder / "job.yaml"), "--engine", "local", "--output", str(folder / "run"))
+        run_job(folder, folder / "run")
     return Experiment(
         folder,
         recipe,
@@ -149,6 +151,12 @@ def prepare(folder: Path, recipe: Recipe = TINY, seed: int = 0, minimum: int = 2
         rows.counts(recipe.vocabulary),
         {language: encode_documents(tokenizer, part) for language, part in held_out.items()},
     )
+
+
+def run_job(folder: Path, output: Path, *settings: str) -> None:
+    """Count and cover the narrow SFT data."""
+    changed = [part for setting in settings for part in ("--set", setting)]
+    command("run", str(folder / "job.yaml"), "--engine", "local", "--output", str(output), *changed)
 
 
 def _narrow(tokenizer: Tokenizer, recipe: Recipe) -> list[list[dict[str, str]]]:
@@ -170,13 +178,21 @@ def _read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def repeat_rows(experiment: Experiment) -> Rows:
-    """The set that `coverage-job repeat` makes for the run, as training rows."""
-    folder = experiment.folder / "repeat"
+def repeat_rows(experiment: Experiment, minimum: int | None = None) -> Rows:
+    """The set that `coverage-job repeat` makes, as training rows.
+
+    minimum: times that each token shall be a target, where it is another than the run's.
+    """
+    run, folder = experiment.folder / "run", experiment.folder / "repeat"
+    if minimum is not None:
+        run, folder = (Path(f"{path}-{minimum}") for path in (run, folder))
+        if not run.exists():
+            settings = (f"coverage.minimum={minimum}", "coverage.critical=1")
+            run_job(experiment.folder, run, *settings)
     if not folder.exists():
         command(
-            *("repeat", str(experiment.folder / "run"), "--output", str(folder), "--scope", "vocabulary"),
-            *("--tokens-per-dialogue", str(experiment.recipe.copied)),
+            *("repeat", str(run), "--output", str(folder), "--scope", "vocabulary"),
+            *("--tokens-per-dialogue", str(experiment.recipe.copied), "--ids"),
         )
     tokenizer = experiment.tokenizer
     dialogues = [encode_dialogue(tokenizer, r["messages"]) for r in _read_lines(folder / "repeat.jsonl")]
@@ -226,8 +242,8 @@ def train_variant(experiment: Experiment, name: str) -> Path:
     if (folder / "model.safetensors").exists():
         return folder
     options: dict[str, Any] = {}
-    if name == "b":
-        options["extra"] = [repeat_rows(experiment)]
+    if name == "b" or name.startswith("b-"):
+        options["extra"] = [repeat_rows(experiment, int(name[2:]) if name[2:] else None)]
     elif name == "c":
         options["extra"] = [mix_rows(experiment)]
     elif name == "d":
@@ -274,17 +290,20 @@ def drift_of(experiment: Experiment, name: str) -> Path:
 
 
 def probe_prompts(experiment: Experiment, ids: Int64) -> list[Prompt]:
-    """A request to repeat each id among a few others: what a base that learnt to copy can do."""
+    """A request to repeat each id among others: what a base that learnt to copy can do.
+
+    Ids are given as ids, so that parts of characters are asked for like whole words.
+    """
     chance = np.random.default_rng(5)
+    tokenizer = experiment.tokenizer
     language = dict(experiment.coverage.select("token_id", "language").iter_rows())
-    before = instructions()["en"][0].split("{text}")[0]
-    beside = experiment.recipe.copied // 2 - 1
+    texts_ = [tokenizer.decode([i]) for i in ids.tolist()]
+    plain = [t for t, i in zip(texts_, ids.tolist(), strict=True) if tokenizer.encode(t).ids == [i]]
+    before, after = instructions()["en"][0].split("{text}")
     prompts = []
-    for token_id in ids.tolist():
-        left, right = (experiment.tokenizer.decode(chance.choice(ids, beside).tolist()) for _ in range(2))
-        prompts.append(
-            Prompt(f"{token_id}-list", token_id, language[token_id], "list", before + left, right, None)
-        )
+    for i in ids.tolist():
+        left, right = ("".join(chance.choice(plain, n)) for n in (2, experiment.recipe.copied // 2))
+        prompts.append(Prompt(f"{i}-list", i, language[i], "list", before + left, right + after, None))
     return prompts
 
 
@@ -338,6 +357,7 @@ def judge_ability(experiment: Experiment, name: str, model: Decoder) -> dict[str
     """From `probe_run`: how many uncovered and covered tokens the model still writes when asked."""
     chance = np.random.default_rng(7)
     found = {}
+    repeats = frames(experiment.tokenizer, instructions()["en"])
     for group, pool in (("uncovered", experiment.uncovered), ("covered", experiment.covered)):
         ids = np.sort(chance.choice(pool, min(200, len(pool)), replace=False))
         prompts = probe_prompts(experiment, ids)
@@ -347,13 +367,14 @@ def judge_ability(experiment: Experiment, name: str, model: Decoder) -> dict[str
             experiment.tokenizer,
             model=ProbedModel(model),
             model_name=name,
-            max_new_tokens=experiment.recipe.copied + 8,
+            max_new_tokens=experiment.recipe.copied,
         )
         chances = result.table["max_probability"].to_numpy()
         found[group] = {
             "written": result.summary["overall"]["written"],
             "under_trained": result.summary["under_trained"],
             "probability": float(np.mean(chances)),
+            "copied": copied(model, pool, repeats, experiment.recipe),
         }
     return found
 
@@ -398,9 +419,10 @@ def table_of(judged: dict[str, dict[str, Any]]) -> pl.DataFrame:
                 "cosine": drift.get("cosine"),
                 "under 0.90": drift.get("under_0.90"),
                 "one direction": (j["drift"] or {}).get("common_direction"),
+                "copied, uncovered": j["ability"]["uncovered"]["copied"],
+                "copied, covered": j["ability"]["covered"]["copied"],
                 "written, uncovered": j["ability"]["uncovered"]["written"]["rate"],
                 "written, covered": j["ability"]["covered"]["written"]["rate"],
-                "probability, uncovered": j["ability"]["uncovered"]["probability"],
                 **{f"kept {k}": c["kept"] for k, c in j["completions"].items()},
                 **{f"stray {k}": c["stray"] for k, c in j["completions"].items()},
             }

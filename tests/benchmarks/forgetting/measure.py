@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.benchmarks.forgetting.model import Decoder
-from tests.benchmarks.forgetting.train import Bool, Int64
+from tests.benchmarks.forgetting.train import Bool, Frame, Int64, Recipe, copy_row
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,19 @@ def completions(
         stray=float(chance[:, of.latin].sum(1).mean()),
         loss=float(-np.log(np.maximum(of_right, 1e-30)).mean()),
     )
+
+
+@torch.inference_mode()
+def copied(model: Decoder, pool: Int64, repeats: Sequence[Frame], recipe: Recipe) -> float:
+    """Share of ids whose copy is the first choice, in rows that repeat random ids of `pool`."""
+    chance = np.random.default_rng(5)
+    right = 0
+    rows = [copy_row(frame, chance.choice(pool, recipe.copied).tolist()) for frame in [*repeats] * 5]
+    for ids, _ in rows:
+        best = model(torch.tensor([ids[:-1]])).argmax(-1)[0].tolist()
+        start = len(ids) - recipe.copied - 1
+        right += sum(best[i - 1] == ids[i] for i in range(start, len(ids) - 1))
+    return right / (len(rows) * recipe.copied)
 
 
 def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:

@@ -99,7 +99,7 @@ class Decoder(nn.Module):
         self.lm_head.weight.data.copy_(self.embed_tokens.weight.data)
         d = shape.width // shape.heads
         frequency = 10000 ** -(torch.arange(0, d, 2).float() / d)
-        self.register_buffer("angles", torch.outer(torch.arange(shape.context).float(), frequency), False)
+        self.register_buffer("angles", torch.outer(torch.arange(shape.context + 1).float(), frequency), False)
 
     def hidden(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed_tokens(ids)

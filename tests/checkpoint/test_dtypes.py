@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from coverage_job.checkpoint.numbers import STORED, decode, encode
+from coverage_job.checkpoint.dtypes import STORED, decode, encode
 
 TORCH = {
     "F32": torch.float32,

@@ -1,0 +1,314 @@
+"""Pre-training documents that bring short tokens to their number, within a budget of tokens.
+
+Two passes on an engine, each a plain function of a spec and an item. `candidates` reads a split, covers
+what is short from it alone with its share of the budget (a few times over), and gives back what those
+documents hold, not their text; so what reaches the driver is bounded by the budget, not by the corpora.
+The driver chooses among all candidates (`cover.py`). `texts` then fetches the chosen ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from coverage_job.corpus.batches import TextBuilder
+from coverage_job.corpus.documents import Int32, Int64
+from coverage_job.corpus.formats import Row
+from coverage_job.corpus.languages import normalise_language
+from coverage_job.corpus.lines import Oversized
+from coverage_job.corpus.plan import Piece, Split
+from coverage_job.corpus.reader import PieceReader, Reader, text_of
+from coverage_job.corpus.shapes import RecordError
+from coverage_job.counting.task import CountSpec, kernel_of
+from coverage_job.errors import BadFileError
+from coverage_job.remedies.cover import Documents, cover, tally
+from coverage_job.schemas import MIX_CANDIDATES, MIX_TEXTS, Action
+
+# Entries (document, token) that a task holds before it covers from what it has and drops the rest.
+_MOST_ENTRIES = 4_000_000
+# Tokens of a split that are offered at the least, so that a small split is not left out.
+_LEAST_OFFERED = 4096
+
+
+@dataclass(frozen=True)
+class MixOptions:
+    """What may be chosen.
+
+    min_tokens, max_tokens: of a document. languages: values of the corpus' language field, as BCP-47
+    tags (or as they are where they are no language); none: all. quality_field: a number that must be
+    at least min_quality. deny: a regular expression; a document that it finds is not chosen. offered:
+    how many times its share of the budget a split offers.
+    """
+
+    budget_tokens: int
+    min_tokens: int = 16
+    max_tokens: int = 8192
+    languages: tuple[str, ...] = ()
+    quality_field: str | None = None
+    min_quality: float = 0.0
+    deny: str | None = None
+    offered: float = 8.0
+
+
+@dataclass(frozen=True)
+class MixSpec:
+    """All that a task needs besides its split. need: int32[rows]. total_bytes: of all the splits."""
+
+    count: CountSpec
+    need: Int32
+    options: MixOptions
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Documents of one piece whose text is wanted. positions: in the piece, rising."""
+
+    corpus: str
+    piece: Piece
+    positions: tuple[int, ...]
+
+
+def needs(coverage: pl.DataFrame, rows: int) -> Int32:
+    """int32[rows]: what each token lacks that the manifest gives to a mix and pre-training text can supply.
+
+    A token of which all corpora together hold too few is left to the repeat set.
+    """
+    wanted = coverage.filter(
+        pl.col("action").is_in([Action.MIX.value, Action.REPEAT_AND_MIX.value])
+        & (pl.col("deficit") > 0)
+        & (pl.col("pretraining_occurrences") >= pl.col("deficit"))
+    )
+    need = np.zeros(rows, np.int32)
+    need[wanted["token_id"].to_numpy()] = wanted["deficit"].to_numpy()
+    return need
+
+
+class _Pool:
+    """Candidates of a split so far."""
+
+    def __init__(self, need: Int64, offered: int) -> None:
+        self._need, self._offered = need, offered
+        self.rows: list[tuple[str, int, int, int, int]] = []
+        self._ids: list[Int32] = []
+        self._counts: list[Int32] = []
+        self._entries = 0
+
+    def add(self, row: tuple[str, int, int, int, int], ids: Int32, counts: Int32) -> None:
+        self.rows.append(row)
+        self._ids.append(ids)
+        self._counts.append(counts)
+        self._entries += len(ids)
+        if self._entries > _MOST_ENTRIES:
+            self.reduce()
+
+    def drop_from(self, first: int) -> None:
+        """Forget what came after: its file turned out to be cut."""
+        del self.rows[first:], self._ids[first:], self._counts[first:]
+        self._entries = sum(map(len, self._ids))
+
+    def reduce(self) -> None:
+        documents = Documents.of([row[3] for row in self.rows], self._ids, self._counts)
+        taken, _ = cover(documents, self._need, self._offered)
+        kept = np.sort(taken).tolist()
+        self.rows = [self.rows[i] for i in kept]
+        self._ids = [self._ids[i] for i in kept]
+        self._counts = [self._counts[i] for i in kept]
+        self._entries = sum(map(len, self._ids))
+
+    def batch(self, corpus: str, lines: list[tuple[str, int, int]]) -> pa.RecordBatch:
+        rows = [
+            (corpus, *row, ids.tobytes(), counts.tobytes())
+            for row, ids, counts in zip(self.rows, self._ids, self._counts, strict=True)
+        ]
+        rows += [(corpus, file, start, -1, n, 0, b"", b"") for file, start, n in lines]
+        columns = zip(*rows, strict=True) if rows else [()] * len(MIX_CANDIDATES)
+        arrays = [pa.array(list(c), f.type) for c, f in zip(columns, MIX_CANDIDATES, strict=True)]
+        return pa.record_batch(arrays, schema=MIX_CANDIDATES)
+
+
+def candidates(spec: MixSpec, split: Split) -> Iterator[pa.RecordBatch]:
+    """The documents of a split that it offers to the mix: one batch of schema MIX_CANDIDATES.
+
+    A file that ends badly offers nothing where the corpus says `on_bad_file: skip`; else BadFileError.
+    """
+    options = spec.options
+    source = spec.count.corpora[split.corpus].source
+    if options.quality_field is not None and options.quality_field not in source.columns:
+        source = replace(source, columns=(*source.columns, options.quality_field))
+    reader = Reader(source, rows=spec.count.rows)
+    share = split.bytes / max(1, spec.total_bytes)
+    pool = _Pool(
+        spec.need.astype(np.int64), max(_LEAST_OFFERED, int(options.budget_tokens * options.offered * share))
+    )
+    seen: set[int] = set()
+    lines: list[tuple[str, int, int]] = []
+    for piece in split.pieces:
+        part = reader.open(piece)
+        before = len(pool.rows)
+        try:
+            _offer(spec, part, pool, seen)
+        except BadFileError:
+            if source.on_bad_file == "fail":
+                raise
+            pool.drop_from(min(before, len(pool.rows)))
+        lines.append((piece.path, piece.start, part.stats.lines))
+    pool.reduce()
+    yield pool.batch(split.corpus, lines)
+
+
+def _offer(spec: MixSpec, part: PieceReader, pool: _Pool, seen: set[int]) -> None:
+    kernel = kernel_of(spec.count)
+    wanted = spec.need > 0
+    options = spec.options
+    waiting: list[tuple[int, int]] = []
+    builder = TextBuilder(spanned=False)
+
+    def take(batch: Any) -> None:
+        encoded = kernel.encode(batch)
+        lengths = np.diff(encoded.documents).tolist()
+        document, ids, counts = tally(encoded.ids, encoded.documents, wanted)
+        borders = np.searchsorted(document, np.arange(len(lengths) + 1))
+        places = waiting[: len(lengths)]
+        del waiting[: len(lengths)]
+        for i, ((position, digest), tokens) in enumerate(zip(places, lengths, strict=True)):
+            first, last = borders[i], borders[i + 1]
+            if first < last and options.min_tokens <= tokens <= options.max_tokens:
+                row = (part.piece.path, part.piece.start, position, tokens, digest)
+                pool.add(row, ids[first:last].copy(), counts[first:last].copy())
+
+    for position, text in _texts(part, options):
+        digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        if digest in seen:
+            continue
+        seen.add(digest)
+        waiting.append((position, digest))
+        for batch in builder.add((text,), None, 0):
+            take(batch)
+    if len(builder):
+        take(builder.take())
+
+
+def _records(part: PieceReader) -> Iterator[Row]:
+    if part.source.format != "text":
+        yield from part.rows()
+        return
+    for block in part.lines():
+        for position, line in enumerate(block, part.stats.lines + 1):
+            if not isinstance(line, Oversized) and line.strip():
+                yield Row(position, {part.source.text: line.removesuffix(b"\r")}, None)
+
+
+def _texts(part: PieceReader, options: MixOptions | None) -> Iterator[tuple[int, bytes]]:
+    """Positions and texts of a piece's good records, those that `options` lets through."""
+    source = part.source
+    deny = re.compile(options.deny) if options is not None and options.deny else None
+    for row in _records(part):
+        if isinstance(row.value, RecordError):
+            continue
+        text = text_of(row.value, source.text)
+        if isinstance(text, RecordError) or len(text) > source.max_record_bytes:
+            continue
+        if options is not None:
+            if options.languages and _language(row.value, source.language_field) not in options.languages:
+                continue
+            if options.quality_field is not None and not _at_least(
+                row.value.get(options.quality_field), options.min_quality
+            ):
+                continue
+            if deny is not None and deny.search(text.decode()):
+                continue
+        yield row.position, text
+
+
+def _language(record: dict[str, Any], field: str | None) -> str:
+    value = record.get(field) if field is not None else None
+    return (normalise_language(value) or value) if isinstance(value, str) else ""
+
+
+def _at_least(value: Any, least: float) -> bool:
+    try:
+        return float(value) >= least
+    except (TypeError, ValueError):
+        return False
+
+
+def choose(found: pa.Table, need: Int32, budget: int) -> pa.Table:
+    """The candidates that are taken, in order of corpus, file and position.
+
+    found: schema MIX_CANDIDATES, of all splits. Gives corpus, file, start, position (in the piece), line
+    (in the file), tokens, ids and counts (binary int32: what each brings that was still needed). Of
+    documents with one text the first is kept.
+    """
+    frame = pl.DataFrame(found).sort("corpus", "file", "start", "position")
+    lines = frame.filter(pl.col("position") < 0).select(
+        "corpus",
+        "file",
+        "start",
+        pl.col("tokens").cum_sum().over("corpus", "file").alias("through"),
+        "tokens",
+    )
+    earlier = lines.select("corpus", "file", "start", (pl.col("through") - pl.col("tokens")).alias("earlier"))
+    documents = (
+        frame.filter(pl.col("position") >= 0)
+        .unique("text_hash", keep="first", maintain_order=True)
+        .join(earlier, on=["corpus", "file", "start"], how="left", maintain_order="left")
+    )
+    ids = [np.frombuffer(b, np.int32) for b in documents["ids"]]
+    counts = [np.frombuffer(b, np.int32) for b in documents["counts"]]
+    held = Documents.of(documents["tokens"].to_list(), ids, counts)
+    taken, brought = cover(held, need.astype(np.int64), budget)
+    taken = np.sort(taken)
+    kept_ids, kept_counts = [], []
+    for i in taken.tolist():
+        first, last = held.borders[i], held.borders[i + 1]
+        useful = brought[first:last] > 0
+        kept_ids.append(held.ids[first:last][useful].tobytes())
+        kept_counts.append(brought[first:last][useful].tobytes())
+    result: pa.Table = (
+        documents[taken]
+        .with_columns(
+            (pl.col("position") + pl.col("earlier").fill_null(0)).alias("line"),
+            pl.Series("ids", kept_ids, pl.Binary),
+            pl.Series("counts", kept_counts, pl.Binary),
+        )
+        .select("corpus", "file", "start", "position", "line", "tokens", "ids", "counts")
+        .to_arrow()
+    )
+    return result
+
+
+def chosen_items(chosen: pa.Table, splits: Iterable[Split]) -> list[Chosen]:
+    """What the second pass has to read: one item per piece with a chosen document."""
+    positions: dict[tuple[str, str, int], list[int]] = defaultdict(list)
+    frame = pl.DataFrame(chosen)
+    for corpus, file, start, position in frame.select("corpus", "file", "start", "position").iter_rows():
+        positions[corpus, file, start].append(position)
+    return [
+        Chosen(split.corpus, piece, tuple(sorted(found)))
+        for split in splits
+        for piece in split.pieces
+        if (found := positions.get((split.corpus, piece.path, piece.start)))
+    ]
+
+
+def texts(spec: CountSpec, item: Chosen) -> Iterator[pa.RecordBatch]:
+    """The texts of one piece's chosen documents, in batches of schema MIX_TEXTS."""
+    part = Reader(spec.corpora[item.corpus].source, rows=spec.rows).open(item.piece)
+    wanted, last = set(item.positions), item.positions[-1]
+    for position, text in _texts(part, None):
+        if position in wanted:
+            row = [[item.piece.path], [item.piece.start], [position], [text.decode()]]
+            yield pa.record_batch(
+                [pa.array(v, f.type) for v, f in zip(row, MIX_TEXTS, strict=True)], schema=MIX_TEXTS
+            )
+        if position >= last:
+            return

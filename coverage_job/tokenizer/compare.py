@@ -1,0 +1,263 @@
+"""What a tokenizer holds, and whether two tokenizers are the same one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+
+import polars as pl
+import pyarrow as pa
+from tokenizers import Tokenizer
+
+from coverage_job.schemas import Kind, Reachability
+from coverage_job.tokenizer.entries import entries, family
+from coverage_job.tokenizer.load import TokenizerSpec, load
+from coverage_job.tokenizer.vocabulary import printable, vocabulary_table
+
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `tokenizer show` prints. counts: by (column, value) -> rows of the vocabulary table.
+
+    published: bytes, unreachable, partial UTF-8 and special, as the published lists count them.
+    unreachable: token_id, token, gives (what its own text encodes to), normalizer (whether its text encodes
+    to it where nothing is normalized).
+    """
+
+    spec: TokenizerSpec
+    counts: dict[str, dict[str, int]]
+    published: dict[str, int]
+    unreachable: pa.Table
+
+
+def show(spec: TokenizerSpec) -> Shown:
+    """The counts of a tokenizer's vocabulary, and its unreachable entries with the reason."""
+    frame = pl.from_arrow(vocabulary_table(spec))
+    assert isinstance(frame, pl.DataFrame)
+    columns = ("kind", "decodable", "reachability", "script", "language", "category")
+    counts = {
+        name: dict(
+            frame[name]
+            .value_counts(sort=True, name="rows")
+            .sort("rows", name, descending=[True, False])
+            .rows()
+        )
+        for name in columns
+    }
+    kind, decodable = pl.col("kind"), pl.col("decodable")
+    plain = ~kind.is_in([Kind.BYTE.value, Kind.SPECIAL.value, Kind.UNUSED.value])
+    published = {
+        "bytes": frame.filter(kind == Kind.BYTE.value).height,
+        "unreachable": frame.filter((decodable == "utf8") & plain & ~pl.col("round_trip")).height,
+        "partial": frame.filter((decodable == "partial") & (kind != Kind.BYTE.value)).height,
+        "special": frame.filter(kind == Kind.SPECIAL.value).height,
+    }
+    lost = frame.filter(pl.col("reachability") == Reachability.UNREACHABLE.value)
+    return Shown(spec, counts, published, _why(load(spec), lost))
+
+
+def _why(tokenizer: Tokenizer, lost: pl.DataFrame) -> pa.Table:
+    """What the texts of unreachable entries encode to instead, with and without the normalizer."""
+    texts = [data.decode() for data in lost["token_bytes"]]
+    gives = [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    by_normalizer = [False] * len(texts)
+    if tokenizer.normalizer is not None and texts:
+        tree = json.loads(tokenizer.to_str())
+        tree["normalizer"] = None
+        plain = Tokenizer.from_str(json.dumps(tree))
+        encoded = plain.encode_batch_fast(texts, add_special_tokens=False)
+        by_normalizer = [e.ids == [i] for e, i in zip(encoded, lost["token_id"], strict=True)]
+    return pa.table(
+        {
+            "token_id": lost["token_id"].to_arrow(),
+            "token": lost["token"].to_list(),
+            "gives": pa.array(gives, pa.list_(pa.int32())),
+            "normalizer": pa.array(by_normalizer, pa.bool_()),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class TextDifference:
+    """A text that two tokenizers encode differently. at: position of the first id that differs."""
+
+    text: str
+    at: int
+    a: list[int]
+    b: list[int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two tokenizers side by side.
+
+    moved: (token, id in a, id in b); only_a, only_b: token -> id, tokens as their files write them.
+    merges_only_a, merges_only_b: pairs that the other lacks; merges_reordered: pairs that both have whose
+    order among the common ones differs. None where one of them has no merges.
+    settings: parts that differ (normalizer, pre_tokenizer, ...), as (part, a, b).
+    texts, texts_differing: how many were encoded, and how many differ; examples: the first of these.
+    """
+
+    a: TokenizerSpec
+    b: TokenizerSpec
+    moved: list[tuple[str, int, int]]
+    only_a: dict[str, int]
+    only_b: dict[str, int]
+    merges_only_a: list[tuple[str, str]] | None
+    merges_only_b: list[tuple[str, str]] | None
+    merges_reordered: int | None
+    settings: list[tuple[str, str, str]]
+    texts: int
+    texts_differing: int
+    examples: list[TextDifference] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        """Whether every text is encoded to the same ids, as far as the files and the texts tell."""
+        lists = (self.moved, self.only_a, self.only_b, self.merges_only_a, self.merges_only_b, self.settings)
+        return not any(lists) and not self.merges_reordered and not self.texts_differing
+
+
+def compare(a: TokenizerSpec, b: TokenizerSpec, texts: Iterable[str] = (), examples: int = 5) -> Comparison:
+    """Compare two tokenizers, in their files and on texts.
+
+    texts: documents, read once and in batches. examples: the most that are kept.
+    """
+    one, other = load(a), load(b)
+    vocab_a, vocab_b = _by_content(one), _by_content(other)
+    moved = [(t, i, vocab_b[t]) for t, i in vocab_a.items() if t in vocab_b and vocab_b[t] != i]
+    tree_a, tree_b = json.loads(one.to_str()), json.loads(other.to_str())
+    merges_a, merges_b = _merges(tree_a), _merges(tree_b)
+    count = differing = 0
+    kept: list[TextDifference] = []
+    stream = iter(texts)
+    while batch := list(islice(stream, _BATCH)):
+        pairs = zip(
+            batch,
+            one.encode_batch_fast(batch, add_special_tokens=False),
+            other.encode_batch_fast(batch, add_special_tokens=False),
+            strict=True,
+        )
+        for text, left, right in pairs:
+            count += 1
+            ids_a, ids_b = left.ids, right.ids
+            if ids_a == ids_b:
+                continue
+            differing += 1
+            if len(kept) < examples:
+                kept.append(_first_difference(text, ids_a, ids_b))
+    both = merges_a is not None and merges_b is not None
+    if merges_a is not None and merges_b is not None and merges_a != merges_b:
+        merges_a, merges_b = _effective(merges_a), _effective(merges_b)
+    return Comparison(
+        a=a,
+        b=b,
+        moved=sorted(moved, key=lambda item: item[1]),
+        only_a={t: i for t, i in sorted(vocab_a.items(), key=lambda item: item[1]) if t not in vocab_b},
+        only_b={t: i for t, i in sorted(vocab_b.items(), key=lambda item: item[1]) if t not in vocab_a},
+        merges_only_a=_lacking(merges_a, merges_b) if both else None,
+        merges_only_b=_lacking(merges_b, merges_a) if both else None,
+        merges_reordered=_reordered(merges_a, merges_b) if both else None,
+        settings=_settings(tree_a, tree_b),
+        texts=count,
+        texts_differing=differing,
+        examples=kept,
+    )
+
+
+def _by_content(tokenizer: Tokenizer) -> dict[str, int]:
+    # Content as each file writes it would tell apart files of two formats; bytes and marks do not.
+    of = family(tokenizer)
+    result: dict[str, int] = {}
+    for i, e in sorted(entries(tokenizer, of).items()):
+        name = printable(e.data)
+        name = f"[{e.kind.value}] {name}" if e.kind is not Kind.BASE else name
+        name = f"##{name}" if e.continues else name
+        while name in result:
+            name += " (again)"
+        result[name] = i
+    return result
+
+
+def _merges(tree: dict[str, object]) -> list[tuple[str, str]] | None:
+    model = tree["model"]
+    assert isinstance(model, dict)
+    merges = model.get("merges")
+    if merges is None:
+        return None
+    pairs = (m.split(" ", 1) if isinstance(m, str) else m for m in merges)
+    return [(left, right) for left, right in pairs]
+
+
+def _effective(merges: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs that make their token: files often list every way to cut it, of which one is ever taken."""
+    rank = {pair: n for n, pair in enumerate(merges)}
+    taken = set()
+    for token in {left + right for left, right in merges}:
+        parts = list(token)
+        while len(parts) > 1:
+            ranks = [rank.get(pair, len(rank)) for pair in pairwise(parts)]
+            lowest = min(ranks)
+            if lowest == len(rank):
+                break
+            at = ranks.index(lowest)
+            pair = (parts[at], parts[at + 1])
+            if len(parts) == 2:
+                taken.add(pair)
+            parts[at : at + 2] = [pair[0] + pair[1]]
+    return [pair for pair in merges if pair in taken]
+
+
+def _lacking(
+    mine: list[tuple[str, str]] | None, theirs: list[tuple[str, str]] | None
+) -> list[tuple[str, str]]:
+    known = set(theirs or ())
+    return [pair for pair in mine or () if pair not in known]
+
+
+def _reordered(a: list[tuple[str, str]] | None, b: list[tuple[str, str]] | None) -> int:
+    """Common pairs that stand at another place among the common pairs."""
+    in_a, in_b = set(a or ()), set(b or ())
+    common_a = [pair for pair in a or () if pair in in_b]
+    common_b = [pair for pair in b or () if pair in in_a]
+    return sum(x != y for x, y in zip(common_a, common_b, strict=True))
+
+
+def _settings(a: dict[str, object], b: dict[str, object]) -> list[tuple[str, str, str]]:
+    def parts(tree: dict[str, object]) -> dict[str, str]:
+        model = tree["model"]
+        assert isinstance(model, dict)
+        plain = {f"model.{k}": v for k, v in model.items() if k not in ("vocab", "merges")}
+        # An unset option and one that is off are written differently, and mean the same.
+        plain = {k: v or None for k, v in plain.items()}
+        return {
+            k: json.dumps(v, ensure_ascii=False, sort_keys=True)
+            for k, v in {
+                **plain,
+                "normalizer": _flat(tree["normalizer"]),
+                "pre_tokenizer": tree["pre_tokenizer"],
+            }.items()
+            if v is not None
+        }
+
+    left, right = parts(a), parts(b)
+    names = sorted(left.keys() | right.keys())
+    return [(n, left.get(n, "none"), right.get(n, "none")) for n in names if left.get(n) != right.get(n)]
+
+
+def _flat(normalizer: object) -> object:
+    """A normalizer without the sequences of one or none that change nothing."""
+    if isinstance(normalizer, dict) and normalizer.get("type") == "Sequence":
+        inner = normalizer["normalizers"]
+        if len(inner) <= 1:
+            return inner[0] if inner else None
+    return normalizer
+
+
+def _first_difference(text: str, a: list[int], b: list[int]) -> TextDifference:
+    at = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return TextDifference(text, at, a, b)

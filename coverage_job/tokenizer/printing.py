@@ -1,0 +1,67 @@
+"""`tokenizer show` and `tokenizer compare` as a person reads them."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from coverage_job.tokenizer.compare import Comparison, Shown
+from coverage_job.tokenizer.vocabulary import printable
+
+
+def print_shown(shown: Shown, limit: int = 12) -> RenderableType:
+    """`tokenizer show` as a person reads it."""
+    spec = shown.spec
+    head = Text(
+        f"{spec.path} ({spec.format})\nsha256 {spec.sha256}\n"
+        f"{spec.n_base:,} entries, {spec.n_with_added:,} with added tokens, "
+        f"{spec.rows:,} rows (highest id + 1)\n"
+        + " · ".join(f"{name} {count:,}" for name, count in shown.published.items())
+    )
+    tables: list[RenderableType] = [head]
+    for column, counts in shown.counts.items():
+        table = Table(column, "rows", title=None)
+        for value, rows in islice(counts.items(), limit):
+            table.add_row(Text(value), f"{rows:,}")
+        if len(counts) > limit:
+            table.add_row(Text(f"{len(counts) - limit} more"), f"{sum(list(counts.values())[limit:]):,}")
+        tables.append(table)
+    if shown.unreachable.num_rows:
+        table = Table("id", "unreachable", "its text gives", "because of the normalizer")
+        for row in shown.unreachable.slice(0, limit).to_pylist():
+            gives = " ".join(map(str, row["gives"]))
+            table.add_row(
+                str(row["token_id"]), Text(row["token"]), gives, "yes" if row["normalizer"] else "no"
+            )
+        tables.append(table)
+    return Group(*tables)
+
+
+def print_comparison(comparison: Comparison, limit: int = 10) -> RenderableType:
+    """`tokenizer compare` as a person reads it."""
+    c = comparison
+    table = Table("", c.a.path, c.b.path)
+    table.add_row("sha256", c.a.sha256[:16], c.b.sha256[:16])
+    table.add_row("rows", f"{c.a.rows:,}", f"{c.b.rows:,}")
+    table.add_row("tokens of its own", f"{len(c.only_a):,}", f"{len(c.only_b):,}")
+    if c.merges_only_a is not None and c.merges_only_b is not None:
+        table.add_row("merges of its own", f"{len(c.merges_only_a):,}", f"{len(c.merges_only_b):,}")
+    for name, left, right in c.settings:
+        table.add_row(name, Text(left[:200]), Text(right[:200]))
+    lines = [
+        f"ids moved: {len(c.moved):,}",
+        *[f"  {token}: {i} -> {j}" for token, i, j in c.moved[:limit]],
+        *[f"  gone: {token} ({i})" for token, i in islice(c.only_a.items(), limit)],
+        *[f"  added: {token} ({i})" for token, i in islice(c.only_b.items(), limit)],
+        f"merges in another order: {c.merges_reordered or 0:,}",
+        f"texts encoded differently: {c.texts_differing:,} of {c.texts:,}",
+    ]
+    for example in c.examples:
+        window = slice(max(0, example.at - 2), example.at + 6)
+        lines.append(f"  {printable(example.text[:80].encode('utf-8', 'replace'))}")
+        lines.append(f"    from id {example.at}: {example.a[window]} | {example.b[window]}")
+    lines.append("the same tokenizer" if c.same else "NOT the same tokenizer")
+    return Group(table, Text("\n".join(lines)))

@@ -1,0 +1,215 @@
+"""Labels: against tokens labelled by hand before there were rules, and rule by rule."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coverage_job.config import LabelOptions
+from coverage_job.errors import JobError
+from coverage_job.tokenizer.entries import decodable
+from coverage_job.tokenizer.labels import categories, languages, read_rules, with_counted_languages
+from coverage_job.tokenizer.languages import by_counts, language_of, language_of_bytes
+from coverage_job.tokenizer.vocabulary import vocabulary_table
+from tests.tokenizer.tiny import byte_level, wordpiece
+
+LABELLED = Path(__file__).with_name("labelled_tokens.csv")
+SPAM = ["天天中彩票", "在线视频", "สล็อต"]  # what a job on these vocabularies would list
+
+
+def text_or_none(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def label(data: list[bytes], spam: list[str] | None = None) -> pl.DataFrame:
+    tokens = pl.DataFrame(
+        {
+            "kind": ["base"] * len(data),
+            "decodable": [decodable(b).value for b in data],
+            "text": [text_or_none(b) for b in data],
+        }
+    )
+    return languages(data).hstack(categories(tokens, read_rules(), spam or []))
+
+
+@pytest.mark.parametrize(("column", "at_least"), [("language", 0.95), ("category", 0.95)])
+def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
+    """`doubtful` names the columns that a token alone does not decide; those are not counted."""
+    with open(LABELLED, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 400
+    got = label([bytes.fromhex(r["token_bytes"]) for r in rows], SPAM)[column]
+    sure = [n for n, r in enumerate(rows) if r["doubtful"] not in (column, "both")]
+    assert len(sure) >= 200
+    wrong = [(rows[n]["token"], rows[n][column], got[n]) for n in sure if rows[n][column] != got[n]]
+    assert 1 - len(wrong) / len(sure) >= at_least, wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "rule"),
+    [
+        ("お願い", "ja", "kana"),
+        ("ー", "ja", "kana"),
+        ("働", "ja", "han_japanese"),
+        ("维护", "zh", "han_simplified"),
+        ("我們", "zh-Hant", "han_traditional"),
+        ("教師", "zh-Hant", "han_traditional_or_japanese"),
+        ("国", "zh", "han_simplified_or_japanese"),
+        ("人", "zh", "han_shared"),
+        (" їжа", "uk", "letters_uk"),
+        (" слово", "ru", "cyrillic_default"),
+        (" گفت", "fa", "letters_fa"),
+        (" Straße", "de", "letters_de"),
+        (" người", "vi", "letters_vi"),
+        (" the", "en", "latin_default"),
+        (" 12", "zxx", "no_letters"),
+        ("한", "ko", "script"),
+        ("ไทย", "th", "script"),
+        ("Ｗ", "und", "fullwidth"),
+    ],
+)
+def test_letters_tell_the_language(text: str, language: str, rule: str) -> None:
+    assert language_of(text)[1:] == (language, rule)
+
+
+def test_part_of_a_character_has_a_script_where_all_its_completions_have_it() -> None:
+    assert language_of_bytes("嘉".encode()[:2]) == ("Han", "zh", "partial_script")
+    assert language_of_bytes(b" \xd5\xa1\xd5")[:2] == ("Armenian", "hy")
+    assert language_of_bytes(b"\xe0\xb8")[:2] == ("Thai", "th")
+    assert language_of_bytes(b"\x98\x89") == ("Unknown", "und", "partial_unknown")
+    assert language_of_bytes(b"\xff") == ("Unknown", "und", "partial_unknown")
+
+
+@given(st.binary(min_size=1, max_size=8))
+@settings(deadline=None, max_examples=50)
+def test_any_bytes_are_labelled(data: bytes) -> None:
+    row = label([data]).row(0)
+    assert all(isinstance(value, str) and value for value in row)
+
+
+@pytest.mark.parametrize(
+    ("text", "category"),
+    [
+        (" \n\t", "whitespace"),
+        ("\u200b", "whitespace"),
+        (");\n", "punctuation"),
+        ("2024", "digits"),
+        (" \\frac", "latex"),
+        ("\\Models", "code_identifier"),
+        ("}^{", "latex"),
+        ("[[", "wiki_markup"),
+        ("</div>", "html"),
+        ("&nbsp;", "html"),
+        ("{{", "html"),
+        ("https", "url"),
+        ("www.", "url"),
+        ("_init", "code_identifier"),
+        ("getElementById", "code_identifier"),
+        (".append", "code_identifier"),
+        ("<|im_start|>", "tool_chat_markup"),
+        ("<tool_call>", "tool_chat_markup"),
+        ("👍🏽", "emoji"),
+        ("嘉祺", "word"),
+        (" hello", "word"),
+        ("ing", "word_piece"),
+        ("'s", "word_piece"),
+        ("-based", "word_piece"),
+        ("&eacute", "html"),
+        ("<s", "code_identifier"),
+        ("の", "word_piece"),
+        ("免费彩票", "seo_spam"),
+    ],
+)
+def test_categories(text: str, category: str) -> None:
+    assert label([text.encode()], ["彩票"])["category"][0] == category
+
+
+def test_a_job_replaces_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVERAGE_JOB_CACHE", str(tmp_path / "cache"))
+    spec = byte_level(tmp_path, [(b"a", b"b"), (b" ", b"a")])
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("- {name: vowel, category: vowel, pattern: '^a'}\n- {name: all, category: rest}\n")
+    own = vocabulary_table(spec, options=LabelOptions(rules=str(rules)))
+    assert own["category"][256].as_py() == "vowel"
+    assert own["category_rule"][257].as_py() == "all"
+    assert vocabulary_table(spec)["category"][256].as_py() == "word_piece", "the cache holds no categories"
+    spam = vocabulary_table(spec, options=LabelOptions(seo_spam=["ab"]))
+    assert spam["category"][256].as_py() == "seo_spam"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[]", "a list of rules"),
+        ("- {name: a}", "rule 1.*category"),
+        ("- {name: a, category: b, colour: c}", "unknown key 'colour'"),
+        ("- {name: a, category: b, pattern: '('}", "rule 1 .a.: `pattern`"),
+        ("- {name: a, category: b, kind: [wrong]}", "`kind` is a list of base"),
+        ("- {name: a, category: b, list: other}", "seo_spam"),
+        ("- {name: 'a", "no valid YAML"),
+    ],
+)
+def test_rules_that_cannot_be_read(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(text)
+    with pytest.raises(JobError, match=match):
+        read_rules(str(path))
+    with pytest.raises(JobError, match="cannot be read"):
+        read_rules(str(tmp_path / "nowhere.yaml"))
+
+
+def test_word_starts_of_wordpiece_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVERAGE_JOB_CACHE", str(tmp_path / "cache"))
+    table = vocabulary_table(wordpiece(tmp_path, ["the", "##ing", "a"])).to_pylist()
+    assert {r["token"]: r["category"] for r in table if r["kind"] == "base"} == {
+        "the": "word", "##ing": "word_piece", "a": "word",
+    }  # fmt: skip
+
+
+COUNTS = pl.DataFrame(
+    [
+        (1, "pt-BR", 40), (1, "pt-PT", 20), (1, "en", 4), (1, "code", 900),  # code is no language
+        (2, "pt", 30), (2, "en", 60),
+        (3, "pt", 19),  # too few
+        (4, "zh-TW", 40), (4, "zh-Hant", 40), (4, "und", 500),
+        (9, "pt", 49_891), (9, "en", 99_936), (9, "zh-Hant", 920),
+    ],
+    schema=["token_id", "language", "occurrences"],
+    orient="row",
+)  # fmt: skip
+
+
+def test_counts_tell_the_language_that_a_token_is_most_at_home_in() -> None:
+    got = {row[0]: row[1:] for row in by_counts(COUNTS).rows()}
+    # With 50,000 added: pt has 100,000 tokens, en 150,000.
+    assert got[1] == ("pt", pytest.approx((60 / 100_000) / (60 / 100_000 + 4 / 150_000)))
+    assert got[2] == ("en", pytest.approx((60 / 150_000) / (60 / 150_000 + 30 / 100_000)))
+    assert got[4] == ("zh-Hant", 1.0)
+    assert 3 not in got
+    assert 2 not in dict(by_counts(COUNTS, min_share=0.6).select("token_id", "language").rows())
+
+
+def test_counts_overrule_guesses_only() -> None:
+    vocabulary = pl.DataFrame(
+        {
+            "token_id": [1, 3, 4, 9],
+            "script": ["Latin", "Latin", "Hangul", "Cyrillic"],
+            "language": ["en", "en", "ko", "ru"],
+            "language_rule": ["latin_default", "latin_default", "script", "cyrillic_default"],
+        }
+    )
+    counts = pl.concat([COUNTS, COUNTS.filter(pl.col("token_id") == 4).with_columns(language=pl.lit("ko"))])
+    got = with_counted_languages(vocabulary, counts)
+    assert got["token_id"].to_list() == [1, 3, 4, 9]
+    assert got["language"].to_list() == ["pt", "en", "ko", "ru"], "no Latin language owns a Cyrillic token"
+    rules = got["language_rule"].to_list()
+    assert rules[0].startswith("counts:0.9")
+    assert rules[1:] == ["latin_default", "script", "cyrillic_default"]
