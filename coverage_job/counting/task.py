@@ -307,8 +307,11 @@ def _watched(templated: TemplateRenderer | None, tokenizer: Tokenizer) -> Watche
     """The ids whose place in dialogues the mask audit holds to account."""
     if templated is None:
         return Watched(None, {})
-    bos = templated.renderer.template.variables.get("bos_token")
-    ends = ((tokenizer.token_to_id(text), text) for text in templated.renderer.end_of_turn())
+    variables = templated.renderer.template.variables
+    bos, eos = variables.get("bos_token"), variables.get("eos_token")
+    # A model stops at its end of turn or at its EOS; one that is never a target, it never learns to write.
+    texts = dict.fromkeys([*templated.renderer.end_of_turn(), *([eos] if eos else [])])
+    ends = ((tokenizer.token_to_id(text), text) for text in texts)
     return Watched(
         tokenizer.token_to_id(bos) if bos else None, {i: text for i, text in ends if i is not None}
     )
