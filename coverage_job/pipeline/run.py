@@ -23,6 +23,7 @@ from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
 from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
 from coverage_job.pipeline.plan import Plan, make_plan, open_engine
 from coverage_job.pipeline.preflight import preflight, refuse_lost_output
+from coverage_job.pipeline.tokenizers import compare_with_pretraining
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
@@ -65,6 +66,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     with open_engine(engine_name, job) as engine:
         refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
+        other = compare_with_pretraining(plan, steps)
         preflight(plan, engine, steps)
         with steps.step("vocabulary"):
             vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
@@ -96,7 +98,10 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     )
     checked = [r.to_dict() for r in results]
     bad = _bad_table(counted.bad)
-    info = _run_info(plan, counted, engine_text, steps) | {"totals": _totals(summary)}
+    info = _run_info(plan, counted, engine_text, steps) | {
+        "totals": _totals(summary),
+        "pretraining_tokenizer": other,
+    }
     writer = RunWriter.create(job.output, directory)
     name = writer.path.rstrip("/").rsplit("/", 1)[-1]
     data = PageData(
