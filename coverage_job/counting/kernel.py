@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -72,13 +72,9 @@ class Counters:
     """What a kernel did. reference_bytes: bytes that took the reference path, by reason."""
 
     bytes: int = 0
-    reference_bytes: Counter[str] = None  # type: ignore[assignment]
+    reference_bytes: Counter[str] = field(default_factory=Counter)
     compile_seconds: float = 0.0
     tables_dropped: int = 0
-
-    def __post_init__(self) -> None:
-        if self.reference_bytes is None:
-            self.reference_bytes = Counter()
 
 
 class FastKernel:
@@ -166,11 +162,18 @@ class FastKernel:
     def _find(self, batch: TextBatch, first: str, then: str) -> Int64:
         """Added tokens of two tries as rows (start, end, id, piece)."""
         arrays = self._arrays
-        tries = [arrays[f"{name}_{part}"] for name in (first, then) for part in ("nodes", "first")]
         room = 1024
         while True:
             matches = np.empty((room, 4), np.int64)
-            n = added.find_added(batch.text, batch.pieces, *tries, matches)
+            n = added.find_added(
+                batch.text,
+                batch.pieces,
+                arrays[f"{first}_nodes"],
+                arrays[f"{first}_first"],
+                arrays[f"{then}_nodes"],
+                arrays[f"{then}_first"],
+                matches,
+            )
             if n <= room:
                 return matches[:n]
             room = n
@@ -178,8 +181,8 @@ class FastKernel:
     def _normalized(self, batch: TextBatch, matches: Int64, skip: UInt8) -> tuple[TextBatch, Int64]:
         """The batch with its texts in normal form, and its added tokens.
 
-        Only pieces with a character that leaves it open are looked at. One that changes is replaced where no span
-        needs its places in the original; its added tokens must be the same, in the same order.
+        Only pieces with a character that leaves it open are looked at. One that changes is replaced where
+        no span needs its places in the original; its added tokens must be the same, in the same order.
         """
         open_pieces = np.flatnonzero(
             added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip
@@ -335,8 +338,8 @@ def _model(cuts: Cuts) -> scan.Model:
 
 
 def _vocabulary(cuts: Cuts) -> table.Table:
-    """Entries that are taken whole, of kind WHOLE; for WordPiece those that begin a word, and of kind PART those that
-    go on with it."""
+    """Entries that are taken whole, of kind WHOLE; for WordPiece those that begin a word, and of kind PART
+    those that go on with it."""
     lists = [("whole", scan.WHOLE), ("inner", scan.PART)]
     arrays = cuts.arrays
     parts = [

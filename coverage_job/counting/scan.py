@@ -1,8 +1,8 @@
 """The compiled loop: text -> chunks -> ids.
 
-A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there is encoded
-and kept. Chunks are handled some hundred at a time, step by step, so that the look-ups of one group, each likely a
-cache miss, overlap.
+A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there is
+encoded and kept. Chunks are handled some hundred at a time, step by step, so that the look-ups of one
+group, each likely a cache miss, overlap.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from coverage_job.counting.split import decode, find_tokens, find_tokens_by_step
 from coverage_job.counting.table import LONG, LOW_BYTES, hash_long, keep, key_of, look_up, word, word_up_to
 
 GROUP = 512  # chunks looked up together
-# Words of alphabets repeat as they are; only where they go on, and among the characters from here on (CJK, kana,
-# Hangul), which are written without spaces, is it worth cutting by pairs.
+# Words of alphabets repeat as they are; only where they go on, and among the characters from here on (CJK,
+# kana, Hangul), which are written without spaces, is it worth cutting by pairs.
 RUN = 32
 DENSE = 0x2E80
 _HIGH = np.uint64(0x8080808080808080)
@@ -57,10 +57,12 @@ class Model(NamedTuple):
         Any  # int32[0x110000], those of characters (-1: as bytes); of size 0 where all text begins as bytes
     )
     widths: Any  # int32[rows], the symbols that a token was merged from
-    spans: Any  # int32[rows], the bytes of a token, or its characters where text begins as characters (-1: a byte)
+    spans: Any  # int32[rows], a token's bytes, or characters where text begins as those (-1: a byte)
     merges: Any  # see bpe.index_merges
     products: Any  # int32 by rank
-    becomes: Any  # int32[0x110000, 2], of WORDS: what a character becomes, as a place and a length in becomes_bytes
+    becomes: (
+        Any  # int32[0x110000, 2], of WORDS: what a character becomes, a place and a length in what follows
+    )
     becomes_bytes: Any
     unknown: int  # the id of a word that has no pieces
     most_characters: int  # of a word; a longer one is unknown
@@ -79,8 +81,8 @@ class Batch(NamedTuple):
 
 
 class Output(NamedTuple):
-    """ids int32[room]; mask uint8[room]; piece_ends int64[p]: tokens up to the piece's end, of all outputs; seams
-    int32[p]."""
+    """ids int32[room]; mask uint8[room]; piece_ends int64[p]: tokens up to the piece's end, of all outputs;
+    seams int32[p]."""
 
     ids: Any
     mask: Any
@@ -89,8 +91,8 @@ class Output(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Chunks handled together, each with GROUP places: start, end, kind (or END_OF_PIECE; or ADDED, whose start is
-    the number of the match), the parts of its key in the table, its row."""
+    """Chunks handled together, each with GROUP places: start, end, kind (or END_OF_PIECE; or ADDED, whose
+    start is the number of the match), the parts of its key in the table, its row."""
 
     starts: Any
     ends: Any
@@ -104,18 +106,24 @@ class Group(NamedTuple):
 
 
 def new_group() -> Group:
+    int64s, uint64s = np.empty((5, GROUP), np.int64), np.empty((3, GROUP), np.uint64)
     return Group(
-        *[np.empty(GROUP, np.int64) for _ in range(3)],
-        *[np.empty(GROUP, np.uint64) for _ in range(3)],
-        np.empty(GROUP, np.int64),
-        np.empty(GROUP, np.int64),
-        np.full((16, 3), -1, np.int64),
+        starts=int64s[0],
+        ends=int64s[1],
+        kinds=int64s[2],
+        firsts=uint64s[0],
+        seconds=uint64s[1],
+        tags=uint64s[2],
+        found=int64s[3],
+        token_ends=int64s[4],
+        levels=np.full((16, 3), -1, np.int64),
     )
 
 
 # Positions in `state`, an int64 array that lives from call to call.
 PIECE, AT, SEGMENT_END, TOKEN_START, TOKEN_END, TOKEN, TOKENS, MATCH, SPAN, TOTAL, CUT = range(11)
-# What `_cut` says of the group, which may wait for room: chunks, most tokens, most ids and bytes to keep, the end.
+# What `_cut` says of the group, which may wait for room: chunks, most tokens, most ids and bytes to keep,
+# the end.
 N, MOST_TOKENS, MOST_IDS, MOST_BYTES, LAST, FIRST_PIECE = range(11, 17)
 STATE_SIZE = 17
 
@@ -167,8 +175,8 @@ def _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, ends
 
 @compiled
 def _cut(model, batch, state, group):
-    """Cut the next chunks, up to GROUP, into the arrays of `group`; a long one is the last. What it found is in
-    state[N:]."""
+    """Cut the next chunks, up to GROUP, into the arrays of `group`; a long one is the last. What it found
+    is in state[N:]."""
     classes, steps, starts, width = model.classes, model.steps, model.starts, model.width
     pairs, shift, groups, run = model.pairs, model.pair_shift, model.groups, model.run
     text, pieces, skip, matches = batch.text, batch.pieces, batch.skip, batch.matches
@@ -184,7 +192,7 @@ def _cut(model, batch, state, group):
     n_levels = len(starts)
     safe = len(text) - 16
     n = 0
-    tokens = ids_kept = bytes_kept = np.int64(0)
+    tokens = bytes_kept = np.int64(0)
     last = False
     state[FIRST_PIECE] = piece
     while n < GROUP:
@@ -291,17 +299,15 @@ def _cut(model, batch, state, group):
     state[TOKEN_START], state[TOKEN_END] = token_start, token_end
     state[TOKEN], state[TOKENS] = token, n_tokens
     is_long = n > 0 and kinds[n - 1] >= 0 and chunk_ends[n - 1] - chunk_starts[n - 1] > LONG
-    if is_long:
-        ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1]) - 1
-    else:
-        ids_kept = tokens
+    ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1]) - 1 if is_long else tokens
     state[N], state[MOST_TOKENS], state[MOST_IDS], state[MOST_BYTES] = n, tokens, ids_kept, bytes_kept
     state[LAST] = last
 
 
 @compiled
 def _merged(single, symbols_of, widths, merges, products, text, start, end, kind, symbols, ranks):
-    """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes + 1). Returns how many."""
+    """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes + 1). Returns how
+    many."""
     n = 0
     if len(symbols_of) == 0:
         for i in range(start, end):
@@ -329,7 +335,8 @@ def _merged(single, symbols_of, widths, merges, products, text, start, end, kind
 
 @compiled
 def _pieces(words, word_bytes, becomes, becomes_bytes, unknown, most, text, start, end, symbols):
-    """WordPiece: the longest entry that begins the word, then the longest that goes on, and so on; as `_merged`."""
+    """WordPiece: the longest entry that begins the word, then the longest that goes on, and so on; as
+    `_merged`."""
     room = np.empty(4 * most + 16, np.uint8)
     n = characters = 0
     at = start
@@ -369,7 +376,8 @@ def _pieces(words, word_bytes, becomes, becomes_bytes, unknown, most, text, star
 
 @compiled
 def _mask(text, spans, s, start, end, kind, ids, n, widths, family, mask, t):
-    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams).
+    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed,
+    seams).
 
     widths: see Model.spans."""
     while s < len(spans) and spans[s, 1] <= start:
@@ -569,7 +577,8 @@ def _emit_masks(
 def run(model, vocabulary, table, batch, state, group, out):
     """Encode on from `state` into `out`, until the batch is done, `out` or the table is full.
 
-    Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's ids).
+    Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's
+    ids).
     """
     text, matches = batch.text, batch.matches
     family = model.family

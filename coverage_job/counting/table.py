@@ -16,8 +16,8 @@ class Table(NamedTuple):
     """Chunks and what they encode to.
 
     rows: uint64[size, 4], a row: the first 16 bytes (or the hash and the place in `bytes` of a longer chunk),
-        then ids << 48 | kind << 32 | length + 1 (0: empty), then the ids: one or two inline (low half first), else
-        their place in `ids`.
+        then ids << 48 | kind << 32 | length + 1 (0: empty), then the ids: one or two inline (low half
+        first), else their place in `ids`.
     used: int64[3]: rows, bytes and ids in use.
     """
 
