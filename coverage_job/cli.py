@@ -188,6 +188,68 @@ def repeat(
 
 
 @app.command()
+def mix(
+    run_directory: RunArgument,
+    output: OutputOption,
+    budget_tokens: Annotated[int, typer.Option(help="Tokens of all documents, at most.", min=1)],
+    engine: EngineOption = EngineName.AUTO,
+    min_tokens: Annotated[int, typer.Option(help="Tokens of a document, at least.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a document, at most.")] = 8192,
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Only documents of this language; may be repeated.")
+    ] = None,
+    quality_field: Annotated[Optional[str], typer.Option(help="A field with a number.")] = None,
+    min_quality: Annotated[float, typer.Option(help="What that number must be at least.")] = 0.0,
+    deny: Annotated[
+        Optional[str], typer.Option(metavar="REGEX", help="Documents that it finds are not chosen.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Pre-training documents that cover what is short, within a budget of tokens.
+
+    Example: coverage-job mix runs/20260101T000000Z-abc123 --output mix --budget-tokens 2000000
+    """
+    from coverage_job.pipeline import repair
+    from coverage_job.remedies.mix import MixOptions
+
+    options = MixOptions(
+        budget_tokens=budget_tokens,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        languages=tuple(language or ()),
+        quality_field=quality_field,
+        min_quality=min_quality,
+        deny=deny,
+    )
+    print(repair.mix(run_directory, output, engine_name=engine.value, options=options, steps=Steps(quiet)))
+
+
+@app.command()
+def prune(
+    run_directory: RunArgument,
+    output: OutputOption,
+    max_pretraining: Annotated[int, typer.Option(help="Occurrences up to which a token is rare.", min=0)] = 0,
+    max_posttraining: Annotated[int, typer.Option(help="The same, in post-training.", min=0)] = 0,
+    apply: Annotated[bool, typer.Option("--apply", help="Also write the pruned tokenizer.json.")] = False,
+) -> None:
+    """Tokens that are rare in both stages and that no kept one is merged from: a proposal.
+
+    Example: coverage-job prune runs/20260101T000000Z-abc123 --output prune
+    """
+    from coverage_job.pipeline import repair
+
+    print(
+        repair.prune(
+            run_directory,
+            output,
+            max_pretraining=max_pretraining,
+            max_posttraining=max_posttraining,
+            apply=apply,
+        )
+    )
+
+
+@app.command()
 def protect(run_directory: RunArgument, output: OutputOption) -> None:
     """protected_ids.npy for the training hook: the rows of tokens without enough targets.
 
@@ -307,6 +369,186 @@ def report(run_directory: RunArgument) -> None:
     from coverage_job.report.page import rebuild
 
     print(rebuild(run_directory, runs_with(run_directory)))
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run, or a drift result (the experiment).")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another of its kind (the baseline).")],
+    output: Annotated[
+        Optional[str],
+        typer.Option("--output", metavar="FILE", help="Also write the page (.html) or table (.parquet)."),
+    ] = None,
+) -> None:
+    """Two runs, or two drift results, side by side.
+
+    Example: coverage-job compare runs/before runs/after --output compare.html
+    """
+    from coverage_job.pipeline import gate
+
+    print(gate.compare(a, b, output))
+
+
+tokenizer_app = typer.Typer(
+    help="The id table's counts; whether two tokenizers are the same.", no_args_is_help=True
+)
+app.add_typer(tokenizer_app, name="tokenizer")
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(
+    tokenizer: Annotated[str, typer.Argument(metavar="T", help="The tokenizer's file or folder.")],
+) -> None:
+    """Kinds, reachability, scripts and categories of the ids.
+
+    Example: coverage-job tokenizer show path/to/tokenizer.json
+    """
+    from coverage_job.report.tables import show
+    from coverage_job.tokenizer.compare import show as describe_table
+    from coverage_job.tokenizer.load import describe
+    from coverage_job.tokenizer.printing import print_shown
+
+    show(print_shown(describe_table(describe(tokenizer))))
+
+
+@tokenizer_app.command("compare")
+def tokenizer_compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A tokenizer.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    text: Annotated[
+        Optional[list[str]],
+        typer.Option("--text", metavar="FILE", help="Text to encode by both, a document a line."),
+    ] = None,
+) -> None:
+    """Ids moved, added and gone, merges and settings that differ; exit 1 where they are not the same.
+
+    Example: coverage-job tokenizer compare base/ sft/ --text sample.txt
+    """
+    from coverage_job.report.tables import show
+    from coverage_job.storage import read_bytes
+    from coverage_job.tokenizer.compare import compare as compare_tokenizers
+    from coverage_job.tokenizer.load import describe
+    from coverage_job.tokenizer.printing import print_comparison
+
+    texts = [line for path in text or () for line in read_bytes(path).decode("utf-8", "replace").split("\n")]
+    found = compare_tokenizers(describe(a), describe(b), texts)
+    show(print_comparison(found))
+    if not found.same:
+        raise typer.Exit(1)
+
+
+ModelOption = Annotated[
+    Optional[str], typer.Option("--model", metavar="CKPT", help="A local transformers checkpoint.")
+]
+EndpointOption = Annotated[
+    Optional[str], typer.Option("--endpoint", metavar="URL", help="An OpenAI-compatible server's address.")
+]
+EndpointModelOption = Annotated[str, typer.Option("--endpoint-model", help="The model's name there.")]
+ApiOption = Annotated[str, typer.Option("--api", help="chat or completions.")]
+ResponsesOption = Annotated[
+    Optional[str], typer.Option("--responses", metavar="FILE", help="Answers that were given elsewhere.")
+]
+
+
+@app.command()
+def probe(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A run, a drift result, a list of tokens, or prompts.jsonl."),
+    ],
+    output: OutputOption,
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="T", help="The tokenizer's file or folder.")
+    ],
+    model: ModelOption = None,
+    endpoint: EndpointOption = None,
+    endpoint_model: EndpointModelOption = "default",
+    api: ApiOption = "chat",
+    responses: ResponsesOption = None,
+    checkpoint: Annotated[
+        Optional[str],
+        typer.Option(metavar="CKPT", help="Where substitutes' rows are read, with an endpoint."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many tokens are asked for.", min=1)] = 200,
+    by: Annotated[str, typer.Option(help="auto, drift or coverage: which tokens come first.")] = "auto",
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Only of this language; may be repeated.")
+    ] = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Can the model still write the tokens: prompts, answers, verdicts. Without a model, the prompts alone.
+
+    Example: coverage-job probe RUN_DIR --tokenizer base/ --model sft/ --output probe
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(
+        asking.probe(
+            source,
+            output,
+            tokenizer=tokenizer,
+            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            checkpoint=checkpoint,
+            count=count,
+            by=by,
+            languages=language or (),
+            steps=Steps(quiet),
+        )
+    )
+
+
+@app.command("probe-compare")
+def probe_compare(
+    baseline: Annotated[str, typer.Argument(help="A probe's folder.")],
+    experiment: Annotated[str, typer.Argument(help="Another one's.")],
+) -> None:
+    """Two probes of the same prompts, with intervals.
+
+    Example: coverage-job probe-compare probe-base probe-sft
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(asking.compare(baseline, experiment))
+
+
+@app.command()
+def confusion(
+    output: OutputOption,
+    model: ModelOption = None,
+    endpoint: EndpointOption = None,
+    endpoint_model: EndpointModelOption = "default",
+    api: ApiOption = "chat",
+    responses: ResponsesOption = None,
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Of the questions, or of all answers; may be repeated.")
+    ] = None,
+    limit: Annotated[Optional[int], typer.Option(help="Questions of each language, at most.")] = None,
+    words: Annotated[
+        Optional[str], typer.Option(metavar="FILE", help="English words, one a line, instead of wordfreq's.")
+    ] = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Do answers mix scripts: shares of foreign letters, line and word pass rates, with intervals.
+
+    Example: coverage-job confusion --model sft/ --output confusion
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(
+        asking.confusion(
+            output,
+            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            languages=language or (),
+            limit=limit,
+            words=words,
+            steps=Steps(quiet),
+        )
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

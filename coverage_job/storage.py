@@ -78,6 +78,17 @@ def list_folder(path: str) -> list[str]:
     return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
 
 
+def remove_folder(path: str) -> None:
+    """Remove a folder and what is in it, where it is there. Raises StorageError naming it."""
+    fs, plain = split_url(path)
+    try:
+        with_retries(lambda: fs.rm(plain, recursive=True), path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be removed: {error}") from None
+
+
 def read_bytes(path: str) -> bytes:
     """All of a small file. Raises StorageError naming it."""
     fs, plain = split_url(path)

@@ -6,8 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# Times mean little on a machine that others use, and nothing where code is compiled on its first call.
+settings.register_profile("coverage_job", deadline=None)
+settings.load_profile("coverage_job")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -47,10 +47,24 @@ class Row:
 
 def piece_lines(piece: Piece, limit: int) -> Iterator[list[bytes | Oversized]]:
     """The lines that begin in a piece, in blocks, decompressed. Raises BadFileError."""
-    if piece.whole or streams.codec_of(piece.path) is not None:
+    if streams.codec_of(piece.path) is not None:
         return line_blocks(streams.chunks(piece.path), limit)
-    source = streams.chunks(piece.path, max(piece.start - 1, 0))
+    start = max(piece.start - 1, 0)
+    source = _no_shorter(streams.chunks(piece.path, start), piece, start)
+    if piece.whole:
+        return line_blocks(source, limit)
     return line_blocks(owned(source, piece.start, piece.end, limit), limit, first=piece.start == 0)
+
+
+def _no_shorter(chunks: Iterator[bytes], piece: Piece, position: int) -> Iterator[bytes]:
+    """The chunks of a plain file, which must reach the piece's end."""
+    for chunk in chunks:
+        position += len(chunk)
+        yield chunk
+    if position < piece.end:
+        raise BadFileError(
+            f"{piece.path}: has {position:,} bytes, {piece.size:,} when the run began; run again"
+        )
 
 
 def parse_line(line: bytes | Oversized) -> dict[str, Any] | RecordError | None:

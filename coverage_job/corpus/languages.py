@@ -134,6 +134,8 @@ class KeyTable:
             return [self.of_record(r) for r in records]
 
     def _add(self, language: Any, group: Any) -> int:
+        if isinstance(language, bytes):
+            language = language.decode("utf-8", "replace")
         tag = normalise_language(language) if isinstance(language, str) else ""
         text = group_text(group)
         field = self.group_field

@@ -388,6 +388,7 @@ class PieceReader:
                 continue
             try:
                 dialogue = to_dialogue(value, source)
+                renderer.place = f"{self.piece.path}, {self.place(row.position)}"
                 rendered = renderer.render(dialogue)
                 if row.raw is None and sum(map(len, rendered.pieces)) > source.max_record_bytes:
                     raise RecordError(formats.TOO_LONG)

@@ -99,7 +99,12 @@ class Rendered:
 
 
 class Renderer(Protocol):
-    """Turns dialogues into text. Raises RecordError for one that cannot be rendered: a bad record."""
+    """Turns dialogues into text. Raises RecordError for one that cannot be rendered: a bad record.
+
+    place: file and position of the record at hand, for what the renderer reports; set by the reader.
+    """
+
+    place: str
 
     def render(self, dialogue: Dialogue) -> Rendered: ...
 
@@ -109,6 +114,7 @@ class PlainRenderer:
 
     def __init__(self, train_on: TrainOn) -> None:
         self.train_on = train_on
+        self.place = ""
 
     def render(self, dialogue: Dialogue) -> Rendered:
         pieces: list[bytes] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from coverage_job.config import Corpus, Job, TrainOn
+from coverage_job.config import Corpus, Job, RecordPolicy, TrainOn
 from coverage_job.corpus import formats, streams, token_files
 from coverage_job.corpus.lines import line_blocks
 from coverage_job.corpus.plan import FileInfo, corpus_format
@@ -371,16 +371,13 @@ def _named_shape(corpus: Corpus, fields: Fields, shape: str) -> _Decision:
     )
 
 
-def _sample(corpus: Corpus, kind: str, files: list[FileInfo], limit: int, skip_bad: bool) -> Fields:
-    """The fields of the first records that can be read. Raises CorpusError where there is none.
-
-    skip_bad: whether a file that cannot be read is passed over, as it will be when it is counted.
-    """
+def _sample(corpus: Corpus, kind: str, files: list[FileInfo], policy: RecordPolicy) -> Fields:
+    """The fields of the first records that can be read. Raises CorpusError where there is none."""
     for info in files[:_SAMPLE_FILES]:
         try:
-            fields = _fields_of_file(info, kind, limit)
+            fields = _sample_file(info, kind, policy.max_record_bytes)
         except BadFileError:
-            if not skip_bad:
+            if policy.on_bad_file == "fail":
                 raise
             continue
         if fields:
@@ -392,7 +389,7 @@ def _sample(corpus: Corpus, kind: str, files: list[FileInfo], limit: int, skip_b
     )
 
 
-def _fields_of_file(info: FileInfo, kind: str, limit: int) -> Fields:
+def _sample_file(info: FileInfo, kind: str, limit: int) -> Fields:
     if kind == "parquet":
         return fields_of_schema(formats.open_parquet(info.path).schema_arrow)
     if kind == "arrow":
@@ -410,15 +407,16 @@ def _sample_rows(info: FileInfo, kind: str, limit: int) -> Iterator[formats.Row]
     return formats.jsonl_rows(line_blocks(streams.chunks(info.path), limit))
 
 
-def _refine_json(corpus: Corpus, files: list[FileInfo], limit: int) -> str:
+def _refine_json(files: list[FileInfo], policy: RecordPolicy) -> str:
     """jsonl where files named .json hold one object a line, json where they hold an array."""
-    for info in files:
-        for lines in line_blocks(streams.chunks(info.path), limit):
-            for line in lines:
-                value = formats.parse_line(line)
-                if value is None:
-                    continue
-                return "jsonl" if isinstance(value, dict) and len(lines) > 1 else "json"
+    for info in files[:_SAMPLE_FILES]:
+        try:
+            for lines in line_blocks(streams.chunks(info.path), policy.max_record_bytes):
+                for value in filter(None, map(formats.parse_line, lines)):
+                    return "jsonl" if isinstance(value, dict) and len(lines) > 1 else "json"
+        except BadFileError:
+            if policy.on_bad_file == "fail":
+                raise
     return "json"
 
 
@@ -428,9 +426,9 @@ def resolve(corpus: Corpus, job: Job, files: list[FileInfo]) -> Source:
     Raises CorpusError naming the key to set, BadFileError where the first file cannot be read.
     """
     kind = corpus_format(corpus, files)
-    limit = job.policy(corpus).max_record_bytes
+    policy = job.policy(corpus)
     if kind == "json" and corpus.format == "auto":
-        kind = _refine_json(corpus, files, limit)
+        kind = _refine_json(files, policy)
     if kind in ("megatron", "bin", "npy"):
         return _token_files(corpus, job, kind, files[0].path)
     if kind == "text":
@@ -441,7 +439,7 @@ def resolve(corpus: Corpus, job: Job, files: list[FileInfo]) -> Source:
             )
         decision = _Decision("text", "each line", {}, frozenset())
         return _source(corpus, job, kind, decision, {})
-    fields = _sample(corpus, kind, files, limit, job.policy(corpus).on_bad_file == "skip")
+    fields = _sample(corpus, kind, files, policy)
     return resolve_fields(corpus, job, kind, fields)
 
 

@@ -59,6 +59,8 @@ def _compact(blocks: list[_Rows]) -> list[_Rows]:
         return blocks
     codes = np.concatenate([b[0] for b in blocks])
     counts = np.concatenate([b[1] for b in blocks])
+    if len(codes) == 0:
+        return []
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
     first = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
@@ -112,7 +114,7 @@ class Histogram:
         size = sum(len(codes) for codes, _ in self._open)
         if size > max(_COMPACT_ROWS, 2 * self._size_at_last_sum):
             self._open = _compact(self._open)
-            self._size_at_last_sum = len(self._open[0][0])
+            self._size_at_last_sum = sum(len(codes) for codes, _ in self._open)
 
     def keep(self) -> None:
         """End the open piece: its counts stand."""

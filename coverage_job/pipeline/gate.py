@@ -1,13 +1,15 @@
-"""Checks of a finished run."""
+"""Checks of a finished run, and two results side by side."""
 
 from __future__ import annotations
 
 from coverage_job.checks import Result, evaluate
 from coverage_job.config import load_job
+from coverage_job.drift.compare import compare as compare_drift
 from coverage_job.errors import JobError
 from coverage_job.pipeline.history import baseline_among, earlier_runs, facts_of, parent
 from coverage_job.pipeline.opened import OpenedRun
-from coverage_job.storage import Run, write_bytes
+from coverage_job.report.compare import compare_page
+from coverage_job.storage import Run, exists, join, write_bytes, write_parquet
 
 
 def check(run_directory: str, job_path: str | None) -> list[Result]:
@@ -51,3 +53,26 @@ def _label(text: str) -> str:
 def write_prometheus(run_directory: str, results: list[Result], path: str) -> None:
     """Write the file that a textfile collector reads, whole or not at all."""
     write_bytes(path, prometheus(Run(run_directory), results).encode())
+
+
+def compare(a: str, b: str, output: str | None) -> str:
+    """Two runs, or two drift results, in words; the page or the table of it where `output` says so.
+
+    Raises JobError where one is a run and the other a drift result.
+    """
+    kinds = {exists(join(path, "run.json")) for path in (a, b)}
+    if len(kinds) == 2:
+        raise JobError(f"{a} and {b}: one is a run and the other is not; compare two of a kind")
+    if kinds == {False}:
+        result = compare_drift(a, b)
+        if output is not None:
+            write_parquet(output, result.table)
+        return result.text
+    runs = Run(a), Run(b)
+    if output is not None:
+        write_bytes(output, compare_page(*runs))
+    lines = [f"{'':<12}{'A':>14}{'B':>14}{'change':>14}"]
+    for name, after in runs[0].info["totals"].items():
+        before = runs[1].info["totals"][name]
+        lines.append(f"{name:<12}{after:>14,}{before:>14,}{after - before:>+14,}")
+    return "\n".join(lines)

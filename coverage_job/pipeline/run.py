@@ -17,17 +17,19 @@ from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
 from coverage_job.config import DriftOptions, Job
 from coverage_job.corpus.reader import BadRecord
-from coverage_job.coverage import Weight, coverage_table, join_counts, judge, summarise
+from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise
 from coverage_job.drift.command import DriftResult, Scored, analyse, score_checkpoints
 from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
 from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
 from coverage_job.pipeline.plan import Plan, make_plan, open_engine
+from coverage_job.pipeline.preflight import preflight, refuse_lost_output
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
 from coverage_job.report.page import PageData, page
-from coverage_job.schemas import BAD_RECORDS, Stage
+from coverage_job.schemas import BAD_RECORDS, VOCABULARY, Stage
 from coverage_job.storage import RunWriter
+from coverage_job.tokenizer.labels import with_counted_languages
 from coverage_job.tokenizer.load import load
 from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
 
@@ -44,7 +46,9 @@ class Result:
 def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """Histograms alone, in a new run directory."""
     with open_engine(engine_name, job) as engine:
+        refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
+        preflight(plan, engine, steps)
         vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
         counted = count(plan, vocabulary, engine, steps)
         info = _run_info(plan, counted, engine.describe(), steps)
@@ -59,9 +63,11 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     """The main job: counts, coverage, manifest, summaries, checks and the page, in a new run directory."""
     scoring: Future[Scored] | None = None
     with open_engine(engine_name, job) as engine:
+        refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
+        preflight(plan, engine, steps)
         with steps.step("vocabulary"):
-            vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
+            vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
         # The driver scores checkpoints while the executors count.
         with ThreadPoolExecutor(1) as pool:
             if job.drift is not None:
@@ -69,7 +75,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
             counted = count(plan, vocabulary, engine, steps)
         engine_text = engine.describe()
     with steps.step("cover"):
-        vocabulary = _raise_seen(vocabulary, counted, plan)
+        vocabulary = _counted_languages(_raise_seen(vocabulary, counted, plan), counted.histogram)
         judged = judge(
             join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, _template_ids(plan)
         )
@@ -159,6 +165,19 @@ def _raise_seen(vocabulary: pa.Table, counted: Counted, plan: Plan) -> pa.Table:
     return raise_contextual(
         vocabulary, {i: counted.contexts.get(i) for i in sorted(set(open_ids) & set(seen.to_list()))}
     )
+
+
+def _counted_languages(vocabulary: pa.Table, histogram: pa.Table) -> pa.Table:
+    """Languages told by the counts of pre-training text whose language is known, where letters only guess."""
+    counts = (
+        pl.DataFrame(histogram)
+        .filter((pl.col("stage") == Stage.PRETRAINING.value) & (pl.col("language") != ""))
+        .group_by("token_id", "language")
+        .agg(pl.col("occurrences").sum())
+    )
+    if len(counts) == 0:
+        return vocabulary
+    return conform(with_counted_languages(pl.DataFrame(vocabulary), counts), VOCABULARY)
 
 
 def _summary_json(summary: pa.Table, corpora: list[dict[str, Any]]) -> dict[str, Any]:

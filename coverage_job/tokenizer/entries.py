@@ -143,3 +143,22 @@ def decodable(data: bytes) -> Decodable:
     except UnicodeDecodeError:
         return Decodable.BYTE if len(data) == 1 else Decodable.PARTIAL
     return Decodable.UTF8
+
+
+def begun_by(head: bytes) -> range:
+    """The code points whose UTF-8 begins with some bytes (surrogates among them); empty where none does.
+
+    >>> [hex(code) for code in begun_by("嘉".encode()[:2])[:: 63]]
+    ['0x5600', '0x563f']
+    """
+    if not head or not 0xC2 <= head[0] <= 0xF4 or any(b & 0xC0 != 0x80 for b in head[1:]):
+        return range(0)
+    size = 2 if head[0] < 0xE0 else 3 if head[0] < 0xF0 else 4
+    if len(head) > size:
+        return range(0)
+    code = head[0] & (0xFF >> (size + 1))
+    for byte in head[1:]:
+        code = code << 6 | byte & 0x3F
+    missing = 6 * (size - len(head))
+    shortest = (0x80, 0x800, 0x10000)[size - 2]  # below, a shorter form is the only one allowed
+    return range(max(code << missing, shortest), min(((code + 1) << missing), 0x110000))

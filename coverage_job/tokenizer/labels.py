@@ -13,6 +13,7 @@ import yaml
 from coverage_job.errors import JobError
 from coverage_job.schemas import Decodable, Kind
 from coverage_job.tokenizer.languages import by_counts, is_guess, language_of, language_of_bytes
+from coverage_job.tokenizer.scripts import scripts_of_language
 
 _CONDITIONS = {"kind", "decodable", "pattern", "list"}
 _LISTS = ("seo_spam",)
@@ -121,7 +122,16 @@ def with_counted_languages(vocabulary: pl.DataFrame, counts: pl.DataFrame) -> pl
 
     counts: as `languages.by_counts` takes them. The rule becomes ``counts:<share>``.
     """
-    known = by_counts(counts).rename({"language": "_language", "share": "_share"})
+    written = pl.DataFrame(
+        [(tag, script) for tag in counts["language"].unique() for script in scripts_of_language(tag)],
+        schema={"language": pl.String, "script": pl.String},
+        orient="row",
+    )
+    # English words in Korean pages are no Korean: only languages written in the token's script count.
+    fitting = counts.join(vocabulary.select("token_id", "script"), on="token_id").join(
+        written, on=["language", "script"], how="semi"
+    )
+    known = by_counts(fitting).rename({"language": "_language", "share": "_share"})
     joined = vocabulary.join(known, on="token_id", how="left", maintain_order="left")
     guesses = [rule for rule in vocabulary["language_rule"].unique() if is_guess(rule)]
     use = pl.col("_language").is_not_null() & pl.col("language_rule").is_in(guesses)

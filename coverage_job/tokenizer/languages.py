@@ -9,9 +9,18 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+import numpy as np
 import polars as pl
 
-from coverage_job.tokenizer.scripts import COMMON, main_script, script_counts
+from coverage_job.tokenizer.entries import begun_by
+from coverage_job.tokenizer.scripts import (
+    COMMON,
+    INHERITED,
+    SCRIPTS,
+    main_script,
+    script_counts,
+    script_table,
+)
 
 NO_LANGUAGE = "zxx"  # BCP-47: no linguistic content
 UNDETERMINED = "und"
@@ -43,7 +52,8 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_cv", "cv", "[ӗӑӳҫӖӐӲҪ]"),
         ("letters_tg", "tg", "[ӣӯҷӢӮҶ]"),
         ("letters_kk", "kk", "[ұҰ]|[қғҚҒ].*[іәІӘ]|[іәІӘ].*[қғҚҒ]"),
-        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳҚҒҲ]"),
+        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳ].*ў|[ҳҲ]"),
+        ("letters_kk", "kk", "[қғҚҒ]"),
         ("letters_be", "be", "[ўЎ]"),
         ("letters_tt", "tt", "[җҖ]|[һҺ]"),
         ("letters_os", "os", "[ӕӔ]"),
@@ -73,7 +83,7 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     "Ethiopic": [("letters_ti", "ti", "[ኸ-ኾቐ-ቖ]"), ("ethiopic_default", "am", "")],
     "Latin": [
         ("fullwidth", UNDETERMINED, "^[\\s\uff00-\uffef]+$"),
-        ("letters_vi", "vi", "[ơưƠƯ\u1ea0-\u1ef9]"),
+        ("letters_vi", "vi", "[ơưƠƯ\u1ea0-\u1ef9]|^ [đĐ]|[đĐ][áàâêôăéèíìóòúù]"),
         ("letters_de", "de", "[ßẞ]"),
         ("letters_pl", "pl", "[łśźżńŁŚŹŻŃ]"),
         ("letters_cs", "cs", "[řěůŘĚŮ]"),
@@ -89,12 +99,14 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_pl", "pl", "[ąęĄĘ]"),
         ("letters_eo", "eo", "[ŝĉĝĥĵŭŜĈĜĤĴŬ]"),
         ("letters_ha", "ha", "[ɓɗƙƴƁƊƘƳ]"),
+        ("letters_pl", "pl", "[aeyś]ć$"),
         ("letters_hr", "hr", "[ćđĆĐ]"),
         ("letters_cs", "cs", "[čšžďťňČŠŽĎŤŇ]"),
         ("letters_pt", "pt", "[ãõÃÕ]"),
         ("letters_es", "es", "[ñÑ¿¡]"),
         ("letters_da", "da", "[øæØÆ]"),
         ("letters_sv", "sv", "[åÅ]"),
+        ("letters_sq", "sq", "ë$"),
         ("letters_fr", "fr", "[çèêëîïûùœÇÈÊÎÛŒ]|eau|aux$"),
         ("letters_de", "de", "[äöüÄÖÜ]"),
         ("letters_pt", "pt", "[âô]|[íáéúó][a-z]*(?:ncia|vel)$"),
@@ -102,29 +114,30 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_it", "it", "[òìà]"),
         ("letters_es", "es", "[áéíóúÁÉÍÓÚ]"),
         ("latin_other", UNDETERMINED, "[^\\x00-\\x7f]"),
-        ("words_es", "es", r"^ (?:el|los|las|una|unos|pero|porque|cuando|donde|desde|hasta|muy|ser|ellos|"
-         r"tiene|tienen|puede|pueden|hacer|sobre|entre|otros|otras|todos|todas|"
-         r"[a-z]{3,}(?:ciones|amiento|amientos|idades))$"),
-        ("words_pt", "pt", r"^ (?:os|uma|umas|dos|das|nos|nas|pelo|pela|mais|muito|muitos|"
-         r"outros|outras|seus|suas|isso|esse|essa|quem|onde|fazer|sem|foram|[a-z]{3,}(?:mentos?|agem|agens))$"),
-        ("words_fr", "fr", r"^ (?:le|les|des|une|dans|pour|avec|sur|pas|plus|nous|vous|leur|leurs|cette|"
-         r"ces|sont|mais|être|aussi|tous|toutes|[a-z]{3,}(?:ements|aient|euse|euses|iques|eaux))$"),
-        ("words_de", "de", r"^ (?:der|die|das|und|nicht|ein|eine|einer|eines|einem|einen|mit|auf|ist|sich|"
-         r"von|dem|den|auch|nach|wird|bei|aus|werden|[A-Z]?[a-z]{2,}(?:ungen|keit|heiten|lich|liche|lichen|"
-         r"schaft|schaften))$"),
-        ("words_it", "it", r"^ (?:il|gli|della|delle|degli|nella|che|sono|anche|questo|questa|più|"
-         r"[a-z]{3,}(?:zione|zioni|mente))$"),
+        ("words_es", "es", r"^ (?:el|las|una|unos|pero|porque|cuando|donde|desde|hasta|muy|tiene|tienen|"
+         r"puede|pueden|hacer|entre|otros|otras|todos|todas|[a-z]{3,}(?:ciones|amiento|amientos|mente))$"),
+        ("words_pt", "pt", r"^ (?:os|uma|umas|dos|das|nas|pelo|pela|mais|muito|muitos|outros|seus|suas|"
+         r"isso|esse|essa|quem|onde|fazer|sem|foram|[a-z]{3,}(?:agem|agens|idades))$"),
+        ("words_fr", "fr", r"^ (?:le|les|des|une|dans|pour|avec|sur|plus|nous|vous|leur|leurs|cette|ces|sont|"
+         r"mais|aussi|tous|toutes|[a-z]{3,}(?:aient|euse|euses|eaux))$"),
+        ("words_de", "de", r"^ (?:der|das|und|nicht|ein|eine|einer|eines|einem|einen|mit|auf|ist|sich|von|"
+         r"auch|nach|wird|bei|aus|werden|[A-Z]?[a-z]{2,}(?:ungen|keit|heiten|lich|liche|lichen|schaft|"
+         r"schaften))$"),
+        ("words_it", "it", r"^ (?:il|gli|della|delle|degli|nella|che|sono|anche|questo|questa|"
+         r"[a-z]{3,}(?:zione|zioni))$"),
         ("words_nl", "nl", r"^ (?:het|een|van|niet|voor|zijn|deze|naar|ook|worden|wordt|"
-         r"[a-z]{2,}(?:heid|lijk|lijke|ij|ijk|ijke))$"),
+         r"[a-z]{2,}(?:heid|lijk|lijke|lijks))$"),
         ("words_id", "id", r"^ (?:yang|dan|untuk|dengan|dari|pada|ini|itu|adalah|tidak|akan|oleh|juga|"
-         r"(?:meng|mem|peng|ber|ter)[a-z]{3,}|[a-z]{3,}nya)$"),
+         r"[a-z]{3,}nya)$"),
         ("words_pl", "pl", r"^ (?:nie|jest|przez|oraz|tego|jako|dla|[a-z]{3,}(?:nych|nego|owych|owy))$"),
-        ("words_tr", "tr", r"^ (?:ve|bir|bu|ile|olarak|olan|daha)$|(?:lar|ler)(?:la|le|da|de|dan|den|i)$"),
-        ("words_vi", "vi", r"^ (?:nh|kh|ngh|tph?)[a-z]{0,3}$"),
+        ("words_tr", "tr", r"^ (?:ve|bir|bu|ile|olarak|olan|daha)$|(?:lar|ler)(?:la|le|da|de|dan|den)$"),
         ("latin_short", UNDETERMINED, r"^[A-Za-z]{1,2}$"),
         ("latin_default", "en", ""),
     ],
 }  # fmt: skip
+
+# Tokens added to a language's total: a language of a few pages would else claim what its pages repeat.
+_DAMPING = 50_000
 
 # Rules that guess: counts of a corpus with languages overrule them.
 _GUESSES = re.compile(r"_default$|^latin_|^han_|^words_|^letters_|^fullwidth$")
@@ -226,35 +239,33 @@ def language_of_bytes(data: bytes) -> tuple[str, str, str]:
 @lru_cache(maxsize=4096)
 def _scripts_beginning(head: bytes) -> frozenset[str]:
     """The scripts of all characters whose UTF-8 begins so; empty where none does."""
-    if not head or not 0xC2 <= head[0] <= 0xF4:
-        return frozenset()
-    size = 2 if head[0] < 0xE0 else 3 if head[0] < 0xF0 else 4
-    missing = size - len(head)
-    try:
-        low = ord((head + b"\x80" * missing).decode())
-    except UnicodeDecodeError:
-        if len(head) > 1 or head[0] not in (0xE0, 0xF0):
-            return frozenset()
-        low = 0x800 if head[0] == 0xE0 else 0x10000
-    high = min((low | (1 << 6 * missing) - 1), 0x10FFFF)
-    return frozenset(script_counts("".join(chr(c) for c in range(low, high + 1) if not 0xD800 <= c < 0xE000)))
+    codes = begun_by(head)
+    numbers = np.unique(script_table()[codes.start : codes.stop]) if codes else np.array([], np.uint8)
+    return frozenset(SCRIPTS[int(n)] for n in numbers) - {"Unknown", COMMON, INHERITED}
 
 
 def by_counts(counts: pl.DataFrame, *, min_occurrences: int = 20, min_share: float = 0.5) -> pl.DataFrame:
     """The language under which each token is most over-represented.
 
     counts: token_id, language, occurrences (rows of one pair add up), of corpora whose records say their
-    language. A token's rate in a language is its occurrences over all of the language's; its share is that
-    rate over the sum of its rates in all languages. Given are tokens whose best language has at least
-    `min_occurrences` of them and `min_share`: token_id, language, share.
+    language; regions are put together (de-DE, de-AT: de), scripts are not (zh-Hant). A token's rate in a
+    language is its occurrences over all of the language's; its share is that rate over the sum of its rates
+    in all languages. Given are tokens whose best language has at least `min_occurrences` of them and
+    `min_share`: token_id, language, share.
     """
-    known = counts.filter(pl.col("language").str.contains(r"^[a-z]{2,3}(?:-|$)")).filter(
-        ~pl.col("language").is_in([UNDETERMINED, NO_LANGUAGE, "mul"])
+    parts = pl.col("language").str.extract_groups(r"^([a-z]{2,3})(-[A-Z][a-z]{3})?(?:-([A-Z]{2}))?")
+    base, script, region = (parts.struct.field(str(n)) for n in (1, 2, 3))
+    hant = (base == "zh") & script.is_null() & region.is_in(["TW", "HK", "MO"])
+    language = pl.when(hant).then(pl.lit("zh-Hant")).otherwise(pl.concat_str(base, script.fill_null("")))
+    known = (
+        counts.filter(pl.col("language").str.contains(r"^[a-z]{2,3}(?:-|$)"))
+        .with_columns(language=language)
+        .filter(~pl.col("language").is_in([UNDETERMINED, NO_LANGUAGE, "mul"]))
     )
     summed = known.group_by("token_id", "language").agg(pl.col("occurrences").sum())
-    rate = pl.col("occurrences") / pl.col("occurrences").sum().over("language")
+    total = pl.col("occurrences").sum().over("language") + _DAMPING
     return (
-        summed.with_columns(rate=rate)
+        summed.with_columns(rate=pl.col("occurrences") / total)
         .with_columns(share=pl.col("rate") / pl.col("rate").sum().over("token_id"))
         .sort("token_id", "share", "occurrences", "language", descending=[False, True, True, False])
         .unique("token_id", keep="first", maintain_order=True)

@@ -18,7 +18,7 @@ from itertools import chain, islice, product
 from tokenizers import Tokenizer
 
 from coverage_job.schemas import Kind, Reachability
-from coverage_job.tokenizer.entries import Entry, Family
+from coverage_job.tokenizer.entries import Entry, Family, begun_by
 
 _BATCH = 8192
 # What stands left or right of a token's own text in the last attempts: one of each class that the usual
@@ -107,12 +107,17 @@ def _with_sought_bytes(
     sought: set[bytes] = set()
     for n, c in enumerate(assigned()):
         if n % 1024 == 0:
-            sought = {entries[i].data for i in search.open}
+            sought = {data for i in search.open if _shape(data := entries[i].data) is not None}
+            if normalizer is None:
+                sought = {data for data in sought if len(data) <= 4 + data.startswith(b" ")}
         text = space + c
         raw = text.encode()
         if normalizer is not None and (normal := normalizer.normalize_str(text)) != text:
             raw += b"\0" + normal.encode()
-        if any(raw[a:b] in sought for a in range(len(raw)) for b in range(a + 1, len(raw) + 1)):
+        if len(sought) < 16:
+            if any(data in raw for data in sought):
+                yield text
+        elif any(raw[a:b] in sought for a in range(len(raw)) for b in range(a + 1, len(raw) + 1)):
             yield text
 
 
@@ -227,11 +232,16 @@ def _complete(search: _Search, parts: dict[int, bytes]) -> None:
 @lru_cache(maxsize=1024)
 def _beginning(head: bytes) -> tuple[str, ...]:
     """Characters that begin with some bytes: the assigned ones, then others, which are text too."""
-    size = 2 if head[0] < 0xE0 else 3 if head[0] < 0xF0 else 4
-    rest = product(range(0x80, 0xC0), repeat=size - len(head))
-    found = [c for tail in rest if (c := _text(head + bytes(tail))) is not None and len(c) == 1]
-    named = [c for c in found if unicodedata.category(c) not in ("Cn", "Co")]
-    return (*named, *[c for c in found if unicodedata.category(c) in ("Cn", "Co")][:_UNASSIGNED])
+    named: list[str] = []
+    others: list[str] = []
+    for c in map(chr, begun_by(head)):
+        category = unicodedata.category(c)
+        if category in ("Cn", "Co"):
+            if len(others) < _UNASSIGNED:
+                others.append(c)
+        elif category != "Cs":
+            named.append(c)
+    return (*named, *others)
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from coverage_job.corpus.reader import BadRecord, PieceStats, locate
+from coverage_job.corpus.plan import list_files, make_splits
+from coverage_job.corpus.reader import BadRecord, PieceStats, Reader, locate
+from coverage_job.corpus.source import resolve
 from coverage_job.errors import BadFileError, CorpusError
 from tests.corpus.reading import COMPRESS, make_job, read_all
 
@@ -224,3 +226,28 @@ def test_lines_of_earlier_pieces_are_added() -> None:
     pieces = [stats("a", 20, 3), stats("a", 0, 5), stats("a", 10, 0), stats("b", 0, 7)]
     found = locate([bad("b", 0, 2), bad("a", 20, 1), bad("a", 0, 4)], pieces)
     assert [(b.file, b.position) for b in found] == [("a", 4), ("a", 6), ("b", 2)]
+
+
+def test_a_file_that_shrank_since_it_was_planned(write: Callable[..., str], tmp_path: Path) -> None:
+    path = write("a.jsonl", (GOOD + b"\n") * 20)
+    job = make_job(path=path)
+    files = list_files(job.corpora[0])
+    source = resolve(job.corpora[0], job, files)
+    (tmp_path / "a.jsonl").write_bytes((GOOD + b"\n") * 10)
+    for split_bytes in (1 << 20, 100):
+        last = make_splits("c", files, source, split_bytes)[-1].pieces[-1]
+        with pytest.raises(BadFileError, match=r"a\.jsonl: has .* bytes, 340 when the run began"):
+            list(Reader(source).open(last).batches())
+
+
+def test_a_bad_first_file_may_be_skipped_when_the_shape_is_decided(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    write("a.parquet", b"PAR1 torn")
+    write("b.parquet", parquet(3))
+    job = make_job(path=str(tmp_path), on_bad_file="skip")
+    files = list_files(job.corpora[0])
+    assert resolve(job.corpora[0], job, files).shape == "text"
+    strict = make_job(path=str(tmp_path))
+    with pytest.raises(BadFileError, match=r"a\.parquet"):
+        resolve(strict.corpora[0], strict, files)

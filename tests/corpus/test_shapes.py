@@ -314,11 +314,12 @@ class Upper:
 
     def __init__(self) -> None:
         self.seen: list[Dialogue] = []
+        self.place = ""
 
     def render(self, dialogue: Dialogue) -> Rendered:
         self.seen.append(dialogue)
         if len(dialogue.messages) > 3:
-            raise RecordError("template: too many messages")
+            raise RecordError(f"template: too many messages ({self.place})")
         text = "|".join(m["content"] for m in dialogue.messages).encode()
         return Rendered([text], [(0, 1)])
 
@@ -337,7 +338,7 @@ def test_a_renderer_gets_dialogues_and_may_refuse(write: Write) -> None:
     found = read_all(make_job(path=path, stage="posttraining"), renderer=renderer)
     assert found.texts == ["U|A"]
     assert found.documents[0][2] == ["U"]
-    assert [b.reason for b in found.bad] == ["template: too many messages"]
+    assert [b.reason for b in found.bad] == [f"template: too many messages ({path}, line 2)"]
     dialogue = renderer.seen[0]
     assert [m["role"] for m in dialogue.messages] == ["user", "assistant"]
     assert dialogue.tools == [{"type": "function", "function": {"name": "f"}}]

@@ -121,6 +121,9 @@ def test_any_bytes_are_labelled(data: bytes) -> None:
         (" hello", "word"),
         ("ing", "word_piece"),
         ("'s", "word_piece"),
+        ("-based", "word_piece"),
+        ("&eacute", "html"),
+        ("<s", "code_identifier"),
         ("の", "word_piece"),
         ("免费彩票", "seo_spam"),
     ],
@@ -173,11 +176,11 @@ def test_word_starts_of_wordpiece_are_words(tmp_path: Path, monkeypatch: pytest.
 
 COUNTS = pl.DataFrame(
     [
-        (1, "pt", 60), (1, "en", 4), (1, "code", 900),  # over-represented in Portuguese; code is no language
-        (2, "pt", 30), (2, "en", 300),  # ten times the corpus: even
+        (1, "pt-BR", 40), (1, "pt-PT", 20), (1, "en", 4), (1, "code", 900),  # code is no language
+        (2, "pt", 30), (2, "en", 60),
         (3, "pt", 19),  # too few
-        (4, "pt", 40), (4, "pt", 40), (4, "und", 500),
-        (9, "pt", 851), (9, "en", 9696),
+        (4, "zh-TW", 40), (4, "zh-Hant", 40), (4, "und", 500),
+        (9, "pt", 49_891), (9, "en", 99_936), (9, "zh-Hant", 920),
     ],
     schema=["token_id", "language", "occurrences"],
     orient="row",
@@ -186,22 +189,27 @@ COUNTS = pl.DataFrame(
 
 def test_counts_tell_the_language_that_a_token_is_most_at_home_in() -> None:
     got = {row[0]: row[1:] for row in by_counts(COUNTS).rows()}
-    # Rates: 1 is 60/1040 in pt and 4/10000 in en.
-    assert got[1][0] == "pt"
-    assert got[1][1] == pytest.approx((60 / 1040) / (60 / 1040 + 4 / 10_000))
-    assert got[4] == ("pt", 1.0)
+    # With 50,000 added: pt has 100,000 tokens, en 150,000.
+    assert got[1] == ("pt", pytest.approx((60 / 100_000) / (60 / 100_000 + 4 / 150_000)))
+    assert got[2] == ("en", pytest.approx((60 / 150_000) / (60 / 150_000 + 30 / 100_000)))
+    assert got[4] == ("zh-Hant", 1.0)
     assert 3 not in got
-    assert got[2] == ("en", pytest.approx(0.03 / (0.03 + 30 / 1040)))
     assert 2 not in dict(by_counts(COUNTS, min_share=0.6).select("token_id", "language").rows())
 
 
 def test_counts_overrule_guesses_only() -> None:
     vocabulary = pl.DataFrame(
         {
-            "token_id": [1, 3, 4],
-            "language": ["en", "en", "ko"],
-            "language_rule": ["latin_default", "latin_default", "script"],
+            "token_id": [1, 3, 4, 9],
+            "script": ["Latin", "Latin", "Hangul", "Cyrillic"],
+            "language": ["en", "en", "ko", "ru"],
+            "language_rule": ["latin_default", "latin_default", "script", "cyrillic_default"],
         }
     )
-    got = with_counted_languages(vocabulary, COUNTS)
-    assert got.rows() == [(1, "pt", "counts:0.99"), (3, "en", "latin_default"), (4, "ko", "script")]
+    counts = pl.concat([COUNTS, COUNTS.filter(pl.col("token_id") == 4).with_columns(language=pl.lit("ko"))])
+    got = with_counted_languages(vocabulary, counts)
+    assert got["token_id"].to_list() == [1, 3, 4, 9]
+    assert got["language"].to_list() == ["pt", "en", "ko", "ru"], "no Latin language owns a Cyrillic token"
+    rules = got["language_rule"].to_list()
+    assert rules[0].startswith("counts:0.9")
+    assert rules[1:] == ["latin_default", "script", "cyrillic_default"]
