@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 
 from coverage_job.errors import JobError
+from coverage_job.storage import open_input
 
 _CONFIG, _JINJA, _FOLDER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 
@@ -93,7 +94,7 @@ def _exists(path: str) -> bool:
 
 def _read(path: str) -> str:
     try:
-        with fsspec.open(path, "rb") as file:
+        with open_input(path) as file:
             data: bytes = file.read()
         return data.decode("utf-8")
     except OSError as error:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from coverage_job.config import RankFile
 from coverage_job.errors import TokenizerError
+from coverage_job.storage import open_input
 from coverage_job.tokenizer import ranks, sentencepiece_model
 
 
@@ -84,7 +85,7 @@ def _needs_pattern(path: str) -> str:
 
 def _read(path: str) -> bytes:
     try:
-        with fsspec.open(path, "rb") as file:
+        with open_input(path) as file:
             data: bytes = file.read()
     except (OSError, ValueError, ImportError) as error:
         raise TokenizerError(f"tokenizer {path}: cannot be read ({error})") from None
