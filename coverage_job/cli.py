@@ -189,6 +189,68 @@ def repeat(
 
 
 @app.command()
+def mix(
+    run_directory: RunArgument,
+    output: OutputOption,
+    budget_tokens: Annotated[int, typer.Option(help="Tokens of all documents, at most.", min=1)],
+    engine: EngineOption = EngineName.AUTO,
+    min_tokens: Annotated[int, typer.Option(help="Tokens of a document, at least.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a document, at most.")] = 8192,
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Only documents of this language; may be repeated.")
+    ] = None,
+    quality_field: Annotated[Optional[str], typer.Option(help="A field with a number.")] = None,
+    min_quality: Annotated[float, typer.Option(help="What that number must be at least.")] = 0.0,
+    deny: Annotated[
+        Optional[str], typer.Option(metavar="REGEX", help="Documents that it finds are not chosen.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Pre-training documents that cover what is short, within a budget of tokens.
+
+    Example: coverage-job mix runs/20260101T000000Z-abc123 --output mix --budget-tokens 2000000
+    """
+    from coverage_job.pipeline import repair
+    from coverage_job.remedies.mix import MixOptions
+
+    options = MixOptions(
+        budget_tokens=budget_tokens,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        languages=tuple(language or ()),
+        quality_field=quality_field,
+        min_quality=min_quality,
+        deny=deny,
+    )
+    print(repair.mix(run_directory, output, engine_name=engine.value, options=options, steps=Steps(quiet)))
+
+
+@app.command()
+def prune(
+    run_directory: RunArgument,
+    output: OutputOption,
+    max_pretraining: Annotated[int, typer.Option(help="Occurrences up to which a token is rare.", min=0)] = 0,
+    max_posttraining: Annotated[int, typer.Option(help="The same, in post-training.", min=0)] = 0,
+    apply: Annotated[bool, typer.Option("--apply", help="Also write the pruned tokenizer.json.")] = False,
+) -> None:
+    """Tokens that are rare in both stages and that no kept one is merged from: a proposal.
+
+    Example: coverage-job prune runs/20260101T000000Z-abc123 --output prune
+    """
+    from coverage_job.pipeline import repair
+
+    print(
+        repair.prune(
+            run_directory,
+            output,
+            max_pretraining=max_pretraining,
+            max_posttraining=max_posttraining,
+            apply=apply,
+        )
+    )
+
+
+@app.command()
 def protect(run_directory: RunArgument, output: OutputOption) -> None:
     """protected_ids.npy for the training hook: the rows of tokens without enough targets.
 
@@ -440,6 +502,120 @@ def store_prune(
         raise JobError("store prune: say what is to go: --older-than DAYS, --keep N, or both")
     files, size = prune_store(path, time.time(), older_than, keep, dry_run)
     print(f"{'would remove' if dry_run else 'removed'} {files:,} files, {size / 1e6:,.1f} MB")
+
+
+ModelOption = Annotated[
+    Optional[str], typer.Option("--model", metavar="CKPT", help="A local transformers checkpoint.")
+]
+EndpointOption = Annotated[
+    Optional[str], typer.Option("--endpoint", metavar="URL", help="An OpenAI-compatible server's address.")
+]
+EndpointModelOption = Annotated[str, typer.Option("--endpoint-model", help="The model's name there.")]
+ApiOption = Annotated[str, typer.Option("--api", help="chat or completions.")]
+ResponsesOption = Annotated[
+    Optional[str], typer.Option("--responses", metavar="FILE", help="Answers that were given elsewhere.")
+]
+
+
+@app.command()
+def probe(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A run, a drift result, a list of tokens, or prompts.jsonl."),
+    ],
+    output: OutputOption,
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="T", help="The tokenizer's file or folder.")
+    ],
+    model: ModelOption = None,
+    endpoint: EndpointOption = None,
+    endpoint_model: EndpointModelOption = "default",
+    api: ApiOption = "chat",
+    responses: ResponsesOption = None,
+    checkpoint: Annotated[
+        Optional[str],
+        typer.Option(metavar="CKPT", help="Where substitutes' rows are read, with an endpoint."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many tokens are asked for.", min=1)] = 200,
+    by: Annotated[str, typer.Option(help="auto, drift or coverage: which tokens come first.")] = "auto",
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Only of this language; may be repeated.")
+    ] = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Can the model still write the tokens: prompts, answers, verdicts. Without a model, the prompts alone.
+
+    Example: coverage-job probe RUN_DIR --tokenizer base/ --model sft/ --output probe
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(
+        asking.probe(
+            source,
+            output,
+            tokenizer=tokenizer,
+            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            checkpoint=checkpoint,
+            count=count,
+            by=by,
+            languages=language or (),
+            steps=Steps(quiet),
+        )
+    )
+
+
+@app.command("probe-compare")
+def probe_compare(
+    baseline: Annotated[str, typer.Argument(help="A probe's folder.")],
+    experiment: Annotated[str, typer.Argument(help="Another one's.")],
+) -> None:
+    """Two probes of the same prompts, with intervals.
+
+    Example: coverage-job probe-compare probe-base probe-sft
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(asking.compare(baseline, experiment))
+
+
+@app.command()
+def confusion(
+    output: OutputOption,
+    model: ModelOption = None,
+    endpoint: EndpointOption = None,
+    endpoint_model: EndpointModelOption = "default",
+    api: ApiOption = "chat",
+    responses: ResponsesOption = None,
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Of the questions, or of all answers; may be repeated.")
+    ] = None,
+    limit: Annotated[Optional[int], typer.Option(help="Questions of each language, at most.")] = None,
+    words: Annotated[
+        Optional[str], typer.Option(metavar="FILE", help="English words, one a line, instead of wordfreq's.")
+    ] = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Do answers mix scripts: shares of foreign letters, line and word pass rates, with intervals.
+
+    Example: coverage-job confusion --model sft/ --output confusion
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(
+        asking.confusion(
+            output,
+            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            languages=language or (),
+            limit=limit,
+            words=words,
+            steps=Steps(quiet),
+        )
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -29,7 +29,7 @@ from coverage_job.counting.patterns import CODE_POINTS, Automaton, Bools, Unsupp
 from coverage_job.counting.table import LONG
 
 # Raised whenever what is derived changes; a cached file of another version is derived anew.
-FORMAT = 2
+FORMAT = 3
 
 # The pattern that ByteLevel(use_regex=True) has built in.
 _BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -87,6 +87,8 @@ def derive(tokenizer: Tokenizer) -> Cuts:
 
 def _derive(tokenizer: Tokenizer, config: dict[str, Any]) -> Cuts:
     model = config["model"]
+    if model["type"] == "WordPiece":
+        return _derive_words(config, tokenizer)
     if model["type"] != "BPE":
         raise Unsupported(f"its model is {model['type']}")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
@@ -138,7 +140,9 @@ def _derive_characters(
     }
     arrays |= _character_model(model)
     arrays |= _added(config["added_tokens"], tokenizer, spaces=True)
-    return Cuts("", {"family": "char_bpe", "ignore_merges": False, "normal_form": "", "prefix": bool(prefix)}, arrays)
+    return Cuts(
+        "", {"family": "char_bpe", "ignore_merges": False, "normal_form": "", "prefix": bool(prefix)}, arrays
+    )
 
 
 def _character_model(model: dict[str, Any]) -> dict[str, Array]:
@@ -189,10 +193,117 @@ def _character_model(model: dict[str, Any]) -> dict[str, Array]:
         "merges": merges,
         "widths": widths,
         "spans": spans,
-        "whole_ids": np.zeros(0, np.int32),
-        "whole_ends": np.zeros(1, np.int64),
-        "whole_bytes": np.zeros(0, np.uint8),
+        **_word_list("whole", {}),
         **_spanned(p.encode() for p in products),
+    }
+
+
+def _derive_words(config: dict[str, Any], tokenizer: Tokenizer) -> Cuts:
+    """The cuts of WordPiece with BERT's normalizer and pre-tokenizer.
+
+    Both work character by character: each is removed, a space, a token of its own, or part of a word, and becomes
+    what it becomes alone. The exception are combining marks that normalizing reorders: text with those is left to the
+    reference.
+    """
+    model = config["model"]
+    for part, name in (("normalizer", "BertNormalizer"), ("pre_tokenizer", "BertPreTokenizer")):
+        if (config.get(part) or {}).get("type") != name:
+            raise Unsupported(f"its {part} is not {name}")
+    if any(token["normalized"] for token in config["added_tokens"]):
+        raise Unsupported("it has added tokens that are looked for in normalized text")
+    normalize, split = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    kinds = np.zeros(CODE_POINTS, np.uint8)  # 0 part of a word, 1 space, 2 a token of its own
+    unsettled = np.zeros(CODE_POINTS, np.bool_)
+    places: dict[str, tuple[int, int]] = {"": (0, 0)}
+    spelled = bytearray()
+    becomes = np.zeros((CODE_POINTS, 2), np.int32)
+    isolated: dict[str, bool] = {}
+    for c in range(CODE_POINTS):
+        if 0xD800 <= c < 0xE000:
+            continue
+        character = chr(c)
+        normal = normalize(character)
+        text = normal.strip()
+        if (
+            any(unicodedata.combining(x) for x in normal)
+            or len(text.split()) > 1
+            or unicodedata.category(character) == "Cn"
+        ):
+            unsettled[c] = True
+            continue
+        if len(text) > len(character.encode()):
+            # The kernel reckons with no more tokens than bytes.
+            unsettled[c] = True
+            continue
+        if normal and not text:
+            kinds[c] = 1
+            continue
+        if text and (alone := isolated.get(text)) is None:
+            pieces = len(split(f"a{text}a"))
+            if pieces not in (1, 3) or (pieces == 3 and len(text) > 1):
+                unsettled[c] = True
+                continue
+            alone = isolated[text] = pieces == 3
+        if text and (alone or normal != text):
+            if not alone and normal != f" {text} ":
+                unsettled[c] = True
+                continue
+            kinds[c] = 2
+        if text not in places:
+            data = text.encode()
+            places[text] = (len(spelled), len(data))
+            spelled += data
+        becomes[c] = places[text]
+    members = {name: np.arange(3) == k for k, name in enumerate(("word", "space", "alone"))}
+    node = patterns.Choice(
+        (
+            patterns.Repeat(patterns.One("word"), 1, None, False),
+            patterns.Repeat(patterns.One("space"), 1, None, False),
+            patterns.One("alone"),
+        )
+    )
+    automaton = patterns.compile_pattern(node, members)
+    prefix = model["continuing_subword_prefix"]
+    begins = {t: i for t, i in model["vocab"].items()}
+    goes_on = {t[len(prefix) :]: i for t, i in model["vocab"].items() if t.startswith(prefix) and t != prefix}
+    if not prefix or model["unk_token"] not in begins:
+        raise Unsupported("its model has no prefix or no unknown token")
+    arrays: dict[str, Array] = {
+        "classes": kinds,
+        "steps": automaton.steps,
+        "states": np.array([len(automaton.steps)], np.int64),
+        "single": np.zeros(256, np.int32),
+        "symbols": np.zeros(0, np.int32),
+        "merges": np.zeros((0, 3), np.int32),
+        "widths": np.zeros(max(begins.values()) + 1, np.int32),
+        "spans": np.zeros(max(begins.values()) + 1, np.int32),
+        "becomes": becomes,
+        "becomes_bytes": np.frombuffer(bytes(spelled), np.uint8),
+        "unsettled": unsettled,
+        # Never cut inside a word: every pair counts as spanned.
+        "pairs": np.full(1, 0xFF, np.uint8),
+        "groups": np.zeros(CODE_POINTS, np.uint32),
+        **_word_list("whole", begins),
+        **_word_list("inner", goes_on),
+        **_added(config["added_tokens"], tokenizer),
+    }
+    facts = {
+        "family": "words",
+        "ignore_merges": False,
+        "normal_form": "",
+        "prefix": False,
+        "unknown": begins[model["unk_token"]],
+        "most_characters": int(model["max_input_chars_per_word"]),
+    }
+    return Cuts("", facts, arrays)
+
+
+def _word_list(name: str, words: dict[str, int]) -> dict[str, Array]:
+    listed = [(text.encode(), i) for text, i in sorted(words.items()) if text]
+    return {
+        f"{name}_ids": np.array([i for _, i in listed], np.int32),
+        f"{name}_ends": np.cumsum([0] + [len(d) for d, _ in listed]).astype(np.int64),
+        f"{name}_bytes": np.frombuffer(b"".join(d for d, _ in listed), np.uint8),
     }
 
 
@@ -399,18 +510,18 @@ def _byte_model(model: dict[str, Any]) -> dict[str, Array]:
         widths[i] = len(data)
     if len(widths) > MAX_IDS or len(merges) > MAX_MERGES or widths.max() > LONG:
         raise Unsupported("its vocabulary is too large")
-    whole = [(data, i) for i, data in sorted(spelled.items()) if _is_text(data)]
-    if not model.get("ignore_merges"):
-        whole = []
+    whole = (
+        {data.decode(): i for i, data in spelled.items() if _is_text(data)}
+        if model.get("ignore_merges")
+        else {}
+    )
     return {
         "single": single,
         "merges": merges,
         "widths": widths,
         "spans": widths,
         "symbols": np.zeros(0, np.int32),
-        "whole_ids": np.array([i for _, i in whole], np.int32),
-        "whole_ends": np.cumsum([0] + [len(d) for d, _ in whole]).astype(np.int64),
-        "whole_bytes": np.frombuffer(b"".join(d for d, _ in whole), np.uint8),
+        **_word_list("whole", whole),
         **_spanned(products),
     }
 

@@ -27,8 +27,13 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 # How a chunk was cut: what it encodes to may depend on it.
 PART, WHOLE, FIRST = 0, 1, 2
+# How a chunk is encoded.
+BYTES, CHARACTERS, WORDS = 0, 1, 2
 # Or what stands in a chunk's place.
 END_OF_PIECE, ADDED = -1, -2
+
+# As the seams of a piece: it must be left to the reference.
+UNKNOWN_BORDER = -(1 << 30)
 
 # Why the loop came back.
 DONE, NO_ROOM, TABLE_FULL = 0, 1, 2
@@ -45,13 +50,20 @@ class Model(NamedTuple):
     pair_shift: int
     groups: Any  # uint32[0x110000]
     run: int  # bytes of a pre-token past which all pairs are tested
+    family: int  # BYTES or CHARACTERS are merged, WORDS are looked up piece by piece
     start_kind: int  # of a chunk that begins a pre-token: WHOLE where it is all of it, FIRST, or PART
     single: Any  # int32[256], the symbols of bytes
-    symbols: Any  # int32[0x110000], those of characters (-1: as bytes); of size 0 where all text begins as bytes
+    symbols: (
+        Any  # int32[0x110000], those of characters (-1: as bytes); of size 0 where all text begins as bytes
+    )
     widths: Any  # int32[rows], the symbols that a token was merged from
     spans: Any  # int32[rows], the bytes of a token, or its characters where text begins as characters (-1: a byte)
     merges: Any  # see bpe.index_merges
     products: Any  # int32 by rank
+    becomes: Any  # int32[0x110000, 2], of WORDS: what a character becomes, as a place and a length in becomes_bytes
+    becomes_bytes: Any
+    unknown: int  # the id of a word that has no pieces
+    most_characters: int  # of a word; a longer one is unknown
 
 
 class Batch(NamedTuple):
@@ -205,7 +217,9 @@ def _cut(model, batch, state, group):
             elif at < segment_end:
                 token = 0
                 if n_levels == 1:
-                    n_tokens = find_tokens(classes, steps, starts[0], width, text, at, segment_end, token_ends)
+                    n_tokens = find_tokens(
+                        classes, steps, starts[0], width, text, at, segment_end, token_ends
+                    )
                 elif n_levels == 0:
                     token_ends[0] = segment_end
                     n_tokens = 1
@@ -314,7 +328,47 @@ def _merged(single, symbols_of, widths, merges, products, text, start, end, kind
 
 
 @compiled
-def _mask(text, spans, s, start, end, kind, ids, n, widths, by_characters, mask, t):
+def _pieces(words, word_bytes, becomes, becomes_bytes, unknown, most, text, start, end, symbols):
+    """WordPiece: the longest entry that begins the word, then the longest that goes on, and so on; as `_merged`."""
+    room = np.empty(4 * most + 16, np.uint8)
+    n = characters = 0
+    at = start
+    while at < end:
+        point, size = decode(text, at)
+        at += size
+        place, length = becomes[point, 0], becomes[point, 1]
+        for i in range(place, place + length):
+            if becomes_bytes[i] & 0xC0 != 0x80:
+                characters += 1
+                if characters > most:
+                    symbols[0] = unknown
+                    return 1
+            room[n] = becomes_bytes[i]
+            n += 1
+    count = 0
+    at = 0
+    while at < n:
+        stop = n
+        kind = WHOLE if at == 0 else PART
+        while stop > at:
+            first, second, tag = key_of(room, at, stop, kind)
+            row = look_up(words, word_bytes, first, second, tag, room, at)
+            if words[row, 2] != 0:
+                symbols[count] = np.int32(words[row, 3])
+                count += 1
+                break
+            stop -= 1
+            while stop > at and room[stop] & 0xC0 == 0x80:
+                stop -= 1
+        if stop == at:
+            symbols[0] = unknown
+            return 1
+        at = stop
+    return count
+
+
+@compiled
+def _mask(text, spans, s, start, end, kind, ids, n, widths, family, mask, t):
     """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams).
 
     widths: see Model.spans."""
@@ -326,13 +380,16 @@ def _mask(text, spans, s, start, end, kind, ids, n, widths, by_characters, mask,
     if spans[s, 0] <= start and end <= spans[s, 1]:
         mask[t : t + n] = 1
         return s, 0
+    if family == WORDS:
+        # Where the pieces of a word come from is known to the tokenizer alone.
+        return s, UNKNOWN_BORDER
     seams = 0
     at = start
     near = s
     for i in range(n):
         width = np.int64(widths[ids[t + i]]) if n > 1 else end - start
         after = at + width
-        if by_characters and n > 1:
+        if family == CHARACTERS and n > 1:
             after = at + 1
             if width > 0:
                 after = at
@@ -376,7 +433,7 @@ def _add(model, vocabulary, table, text, group, n):
     rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
     words, word_bytes = vocabulary.rows, vocabulary.bytes
     single, symbols_of, widths = model.single, model.symbols, model.widths
-    merges, products = model.merges, model.products
+    merges, products, family = model.merges, model.products, model.family
     symbols = np.empty(LONG + 1, np.int32)
     ranks = np.empty(SHORT, np.int32)
     for i in range(n):
@@ -392,12 +449,68 @@ def _add(model, vocabulary, table, text, group, n):
                 if words[entry, 2] != 0:
                     symbols[0] = np.int32(words[entry, 3])
                     count = 1
-            if count == 0:
-                count = _merged(
-                    single, symbols_of, widths, merges, products, text, start, ends[i], kinds[i], symbols, ranks
+            if family == WORDS:
+                count = _pieces(
+                    words,
+                    word_bytes,
+                    model.becomes,
+                    model.becomes_bytes,
+                    model.unknown,
+                    model.most_characters,
+                    text,
+                    start,
+                    ends[i],
+                    symbols,
                 )
-            keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
+            elif count == 0:
+                count = _merged(
+                    single,
+                    symbols_of,
+                    widths,
+                    merges,
+                    products,
+                    text,
+                    start,
+                    ends[i],
+                    kinds[i],
+                    symbols,
+                    ranks,
+                )
+            keep(
+                rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count
+            )
         found[i] = row
+
+
+@compiled
+def _encode_long(model, vocabulary, text, start, end, kind, symbols):
+    # No entry of a vocabulary is as long (cuts.py sees to it).
+    if model.family == WORDS:
+        return _pieces(
+            vocabulary.rows,
+            vocabulary.bytes,
+            model.becomes,
+            model.becomes_bytes,
+            model.unknown,
+            model.most_characters,
+            text,
+            start,
+            end,
+            symbols,
+        )
+    return _merged(
+        model.single,
+        model.symbols,
+        model.widths,
+        model.merges,
+        model.products,
+        text,
+        start,
+        end,
+        kind,
+        symbols,
+        np.empty(0, np.int32),
+    )
 
 
 @compiled
@@ -430,7 +543,9 @@ def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_end
 
 
 @compiled
-def _emit_masks(rows, group, n, piece, text, matches, spans, span, widths, by_characters, out_ids, out_mask, t, seams):
+def _emit_masks(
+    rows, group, n, piece, text, matches, spans, span, widths, family, out_ids, out_mask, t, seams
+):
     """Write the masks of what `_emit` wrote from t on; returns the first span not passed."""
     kinds, found, starts, ends = group.kinds, group.found, group.starts, group.ends
     for i in range(n):
@@ -443,9 +558,9 @@ def _emit_masks(rows, group, n, piece, text, matches, spans, span, widths, by_ch
         else:
             count = np.int64(rows[found[i], 2] >> np.uint64(48))
         span, straddling = _mask(
-            text, spans, span, start, end, kinds[i], out_ids, count, widths, by_characters, out_mask, t
+            text, spans, span, start, end, kinds[i], out_ids, count, widths, family, out_mask, t
         )
-        seams[piece] += straddling
+        seams[piece] = straddling if straddling < 0 else seams[piece] + straddling
         t += count
     return span
 
@@ -457,7 +572,7 @@ def run(model, vocabulary, table, batch, state, group, out):
     Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's ids).
     """
     text, matches = batch.text, batch.matches
-    by_characters = len(model.symbols) > 0
+    family = model.family
     t = np.int64(0)
     while True:
         if state[CUT] == 0:
@@ -479,7 +594,9 @@ def run(model, vocabulary, table, batch, state, group, out):
         short = n - 1 if is_long else n
         if _find(table.rows, table.bytes, text, group, short) > 0:
             _add(model, vocabulary, table, text, group, short)
-        written = _emit(table.rows, table.ids, group, short, piece, state[TOTAL], matches, out.ids, t, out.piece_ends)
+        written = _emit(
+            table.rows, table.ids, group, short, piece, state[TOTAL], matches, out.ids, t, out.piece_ends
+        )
         if batch.has_spans:
             state[SPAN] = _emit_masks(
                 table.rows,
@@ -491,7 +608,7 @@ def run(model, vocabulary, table, batch, state, group, out):
                 batch.spans,
                 state[SPAN],
                 model.spans,
-                by_characters,
+                family,
                 out.ids,
                 out.mask,
                 t,
@@ -501,20 +618,7 @@ def run(model, vocabulary, table, batch, state, group, out):
         if is_long:
             start, end = group.starts[n - 1], group.ends[n - 1]
             symbols = np.empty(end - start + 1, np.int32)
-            # No entry of a vocabulary is as long (cuts.py sees to it).
-            count = _merged(
-                model.single,
-                model.symbols,
-                model.widths,
-                model.merges,
-                model.products,
-                text,
-                start,
-                end,
-                group.kinds[n - 1],
-                symbols,
-                np.empty(0, np.int32),
-            )
+            count = _encode_long(model, vocabulary, text, start, end, group.kinds[n - 1], symbols)
             out.ids[t : t + count] = symbols[:count]
             if batch.has_spans:
                 state[SPAN], straddling = _mask(
@@ -527,11 +631,13 @@ def run(model, vocabulary, table, batch, state, group, out):
                     out.ids,
                     count,
                     model.spans,
-                    by_characters,
+                    family,
                     out.mask,
                     t,
                 )
-                out.seams[state[PIECE]] += straddling
+                out.seams[state[PIECE]] = (
+                    straddling if straddling < 0 else out.seams[state[PIECE]] + straddling
+                )
             t += count
         if state[LAST]:
             return DONE, t, np.int64(0)

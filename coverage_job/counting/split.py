@@ -16,7 +16,9 @@ from coverage_job.counting.compiled import compiled, inlined
 MATCH, BORDER, STOP = 1, 2, 4
 
 
-def lay_out(steps: npt.NDArray[np.int32], states: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def lay_out(
+    steps: npt.NDArray[np.int32], states: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """Steps of one or more automata (patterns.Automaton, back to back, of `states` rows each) as described above;
     and the offset of each one's start state."""
     width = steps.shape[1]

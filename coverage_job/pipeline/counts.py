@@ -65,27 +65,14 @@ class Counted:
 
 def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Counted:
     """One pass over every corpus, on an engine. Raises CorpusError past the job's limits for bad input."""
-    options = plan.job.engine
-    with steps.step("cuts"):
-        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
-    open_ids = ids_of(vocabulary, OPEN)
+    spec = count_spec(plan, ids_of(vocabulary, OPEN), steps)
     with steps.step("look into the store" if plan.job.store is not None else "splits"):
         stored = {c.corpus.name: _stored(c, plan, steps) for c in plan.corpora}
-    spec = CountSpec(
-        tokenizer=plan.tokenizer,
-        rows=plan.rows,
-        cuts=cuts,
-        cache_mib=options.cache_mib,
-        audit_every=options.audit_every,
-        corpora={
-            c.corpus.name: replace(_corpus_spec(c, plan, open_ids), store=stored[c.corpus.name].spec)
-            for c in plan.corpora
-        },
-    )
-    if not isinstance(engine, SparkEngine) or engine.local:
-        # Compiled once here, what workers of this machine run is found in the cache by all of them.
-        with steps.step("compile"):
-            kernel_of(spec)
+    corpora = {
+        name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items() if name in stored
+    }
+    spec = replace(spec, corpora=corpora)
+    compile_here(spec, engine, steps)
     splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
     counts, reports = _pass(engine, spec, splits, steps)
     tainted = _tainted(reports)
@@ -240,6 +227,28 @@ def _without(split: Split, tainted: dict[str, set[str]]) -> Split | None:
 def _without_counts(report: dict[str, Any]) -> dict[str, Any]:
     """A report whose counts were thrown away: what failed in it is still to be told."""
     return {**report, "pieces": [p for p in report["pieces"] if p["error"]], "contexts": {}}
+
+
+def count_spec(plan: Plan, sought: tuple[int, ...], steps: Steps) -> CountSpec:
+    """What workers need to count the corpora of a plan. sought: ids for which a text is sought."""
+    options = plan.job.engine
+    with steps.step("cuts"):
+        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
+    return CountSpec(
+        tokenizer=plan.tokenizer,
+        rows=plan.rows,
+        cuts=cuts,
+        cache_mib=options.cache_mib,
+        audit_every=options.audit_every,
+        corpora={c.corpus.name: _corpus_spec(c, plan, sought) for c in plan.corpora},
+    )
+
+
+def compile_here(spec: CountSpec, engine: Engine, steps: Steps) -> None:
+    """Compile the kernel once in this process: workers of this machine then find it in the cache."""
+    if not isinstance(engine, SparkEngine) or engine.local:
+        with steps.step("compile"):
+            kernel_of(spec)
 
 
 def _corpus_spec(c: CorpusPlan, plan: Plan, open_ids: tuple[int, ...]) -> CorpusSpec:

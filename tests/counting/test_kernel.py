@@ -34,10 +34,15 @@ SPLIT = (
 )
 
 
-def byte_level(ignore_merges: bool, normalizer: object = None, splits: tuple[str, ...] = (SPLIT,)) -> Tokenizer:
+def byte_level(
+    ignore_merges: bool, normalizer: object = None, splits: tuple[str, ...] = (SPLIT,)
+) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*[pre_tokenizers.Split(Regex(s), "isolated") for s in splits], pre_tokenizers.ByteLevel(False, use_regex=False)]
+        [
+            *[pre_tokenizers.Split(Regex(s), "isolated") for s in splits],
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
     )
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -68,12 +73,25 @@ def by_characters(prefix: bool) -> Tokenizer:
     return tokenizer
 
 
+def words() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", "[MASK]", "[SEP]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(LESSON, trainer)
+    return tokenizer
+
+
 TINY = {
     "byte level": lambda: byte_level(False),
     "byte level, whole pre-tokens": lambda: byte_level(True),
     "byte level, NFC": lambda: byte_level(False, normalizers.NFC()),
     "byte level, NFKC": lambda: byte_level(True, normalizers.NFKC()),
-    "byte level, several splits": lambda: byte_level(False, None, (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", SPLIT)),
+    "byte level, several splits": lambda: byte_level(
+        False, None, (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", SPLIT)
+    ),
+    "words": words,
     "by characters": lambda: by_characters(False),
     "by characters, with a prefix": lambda: by_characters(True),
 }
@@ -84,7 +102,17 @@ QWEN = {
     "normalizer": "NFC",
     "special_tokens": {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
 }
-REAL = ["gpt2", "o200k_base", "qwen3", "qwen1", "deepseek_v3", "tekken", "llama2", "mistral_v1"]
+REAL = [
+    "gpt2",
+    "o200k_base",
+    "qwen3",
+    "qwen1",
+    "deepseek_v3",
+    "tekken",
+    "llama2",
+    "mistral_v1",
+    "minilm_wordpiece",
+]
 
 
 def real(name: str) -> Tokenizer:
@@ -148,7 +176,9 @@ def test_a_full_table_is_dropped_and_nothing_changes() -> None:
         expected = reference.encode(batch)
         for _ in range(6):
             assert_same(fast.encode(batch), expected)
-    batch = make_batch([["".join(" " + "".join(map(chr, pick.integers(97, 123, 9))) for _ in range(300_000))]])
+    batch = make_batch(
+        [["".join(" " + "".join(map(chr, pick.integers(97, 123, 9))) for _ in range(300_000))]]
+    )
     assert_same(fast.encode(batch), reference.encode(batch))
     assert fast.counters.tables_dropped > before
 
@@ -157,7 +187,7 @@ def test_chunks_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     # Of chunks over 16 bytes the table keeps a hash; with equal hashes their bytes must decide.
     rows, kept = np.zeros((8, 4), np.uint64), np.zeros(64, np.uint8)
     store = table.Table(rows, kept, np.zeros(8, np.int32), np.zeros(3, np.int64))
-    texts = np.frombuffer(b"a chunk of twenty by" b"another of twenty by", np.uint8)
+    texts = np.frombuffer(b"a chunk of twenty byanother of twenty by", np.uint8)
     first, tag = np.uint64(7), np.uint64(21)
     for number, start in enumerate((0, 20)):
         row = table.look_up(rows, kept, first, np.uint64(0), tag, texts, start)

@@ -34,7 +34,9 @@ _PHRASES = [
     "<｜User｜>", "<think>", "▁", "▁▁the", "<0x0A>", "＜s＞", "##ing", "a" * 40, "ab" * 70, "的" * 50, "-" * 90, " " * 60,
 ]  # fmt: skip
 
-characters = st.sampled_from(_ALPHABETS).flatmap(lambda a: st.text(st.sampled_from(a), min_size=1, max_size=9))
+characters = st.sampled_from(_ALPHABETS).flatmap(
+    lambda a: st.text(st.sampled_from(a), min_size=1, max_size=9)
+)
 anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 texts = st.lists(characters | st.sampled_from(_PHRASES) | anything, max_size=14).map("".join)
 
