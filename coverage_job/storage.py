@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import fsspec
 import orjson
@@ -169,9 +169,18 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/"), *names])
 
 
-def exists(path: str) -> bool:
+def kind_of(path: str) -> Literal["file", "directory"] | None:
+    """What is at a path; None where nothing is. A store that does not answer is an error, not nothing."""
     fs, plain = split_url(path)
-    return with_retries(lambda: bool(fs.exists(plain)), path)
+    try:
+        kind = with_retries(lambda: fs.info(plain)["type"], path)
+    except FileNotFoundError:
+        return None
+    return "directory" if kind == "directory" else "file"
+
+
+def exists(path: str) -> bool:
+    return kind_of(path) is not None
 
 
 def list_folder(path: str) -> list[str]:

@@ -16,7 +16,7 @@ import fsspec
 from coverage_job.config import Corpus
 from coverage_job.corpus.streams import CODECS, codec_of
 from coverage_job.errors import CorpusError
-from coverage_job.storage import with_retries
+from coverage_job.storage import exists, with_retries
 
 if TYPE_CHECKING:
     from coverage_job.corpus.source import Source
@@ -158,8 +158,12 @@ def _list(path: str, corpus: Corpus) -> Iterator[FileInfo]:
 
     def find() -> tuple[dict[str, Any], str]:
         # A file whose name holds glob characters is that file.
-        if fs.exists(plain):
+        # `exists` would take a store that does not answer for one that has nothing there.
+        try:
             info = fs.info(plain)
+        except FileNotFoundError:
+            info = None
+        if info is not None:
             if info["type"] != "directory":
                 # Named in full, so not hidden.
                 return {plain: info}, plain
@@ -206,8 +210,7 @@ def list_files(corpus: Corpus) -> list[FileInfo]:
 
 def has_index(path: str) -> bool:
     """Whether a .bin file has the .idx file of a Megatron pair beside it."""
-    fs, plain = fsspec.url_to_fs(path.removesuffix(".bin") + ".idx")
-    return bool(fs.exists(plain))
+    return exists(path.removesuffix(".bin") + ".idx")
 
 
 def corpus_format(corpus: Corpus, files: list[FileInfo]) -> str:

@@ -15,7 +15,10 @@ import yaml
 from tests.conftest import SHARED
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-CRD = {"SparkApplication": "sparkapplications.yaml", "ScheduledSparkApplication": "scheduledsparkapplications.yaml"}
+CRD = {
+    "SparkApplication": "sparkapplications.yaml",
+    "ScheduledSparkApplication": "scheduledsparkapplications.yaml",
+}
 
 
 def load(name: str) -> list[dict[str, Any]]:
@@ -85,7 +88,9 @@ def test_the_job_of_the_config_map_is_a_job() -> None:
     (config,) = [d for d in load("access.yaml") if d["kind"] == "ConfigMap"]
     job = parse_job(yaml.safe_load(config["data"]["job.yaml"]), base=Path("/"))
     assert job.output.startswith("s3://")
-    assert not any(d.get("stringData", {}).get(k) for d in load("access.yaml") for k in d.get("stringData", {}))
+    assert not any(
+        d.get("stringData", {}).get(k) for d in load("access.yaml") for k in d.get("stringData", {})
+    )
 
 
 def test_settings_agree_between_submitting_and_kubernetes() -> None:
