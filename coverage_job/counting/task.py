@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from coverage_job.corpus.audit import MaskAudit
 from coverage_job.corpus.documents import Key, TextBatch, TokenBatch, insert_ids
 from coverage_job.corpus.mixed import MixedScripts
-from coverage_job.corpus.plan import Split
+from coverage_job.corpus.plan import Split, changed
 from coverage_job.corpus.reader import PieceReader, Reader
 from coverage_job.corpus.shapes import Dialogue
 from coverage_job.corpus.source import Source
@@ -230,10 +230,13 @@ class _Counter:
                         report.early = True
                         self._histogram.keep()
                         yield from self._drain(piece.piece.path)
+                if why := changed(piece.piece):
+                    raise BadFileError(why)
                 self._keep(entry)
             except BadFileError as fault:
                 self._drop()
-                entry.error = str(fault)
+                # What a file's change made of it, such as an early end, is no fault of the file's.
+                entry.error = changed(piece.piece) or str(fault)
             entry.bad = piece.bad
             report.pieces.append(entry)
             if store is not None:

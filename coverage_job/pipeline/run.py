@@ -29,7 +29,7 @@ from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
 from coverage_job.report.page import PageData, page
 from coverage_job.schemas import BAD_RECORDS, MIXED_SCRIPT, VOCABULARY, Stage
-from coverage_job.storage import RunWriter
+from coverage_job.storage import RunWriter, mask_settings, mask_text, mask_urls
 from coverage_job.tokenizer.labels import with_counted_languages
 from coverage_job.tokenizer.load import load
 from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
@@ -194,12 +194,12 @@ def _summary_json(summary: pa.Table, corpora: list[dict[str, Any]]) -> dict[str,
 
 
 def _bad_table(bad: Sequence[BadRecord]) -> pa.Table:
-    rows = [{name: getattr(b, name) for name in BAD_RECORDS.names} for b in bad]
+    rows = [{name: getattr(b, name) for name in BAD_RECORDS.names} | {"file": mask_text(b.file)} for b in bad]
     return pa.Table.from_pylist(rows, BAD_RECORDS)
 
 
 def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[str, Any]:
-    return {
+    info = {
         "started": plan.started.isoformat(timespec="seconds"),
         "job": plan.job.model_dump(mode="json"),
         "engine": engine,
@@ -210,6 +210,10 @@ def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[s
         "peak_bytes": counted.peak_bytes,
         "seconds": steps.seconds,
     }
+    # Where it is written down, no URL shows its secrets.
+    masked: dict[str, Any] = mask_urls(info)
+    masked["job"]["engine"]["conf"] = mask_settings(plan.job.engine.conf)
+    return masked
 
 
 def _totals(summary: pa.Table) -> dict[str, int]:

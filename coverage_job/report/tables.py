@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coverage_job.checks import Result
+from coverage_job.counting.store_files import Folder
 from coverage_job.coverage import starved
 from coverage_job.tokenizer.vocabulary import printable
 
@@ -214,3 +216,19 @@ def run_report(
 def show(renderable: RenderableType) -> None:
     """Print to standard output."""
     Console(highlight=False).print(renderable)
+
+
+def store_folders(folders: Sequence[Folder]) -> RenderableType:
+    """What a store keeps."""
+    rows = [
+        (
+            f.corpus,
+            f.options[:12],
+            whole(f.parts),
+            whole(f.snapshots),
+            size(f.bytes),
+            datetime.fromtimestamp(f.newest, timezone.utc).strftime("%Y-%m-%d %H:%M") if f.newest else "–",
+        )
+        for f in folders
+    ]
+    return grid("Store", ("corpus", "options", "parts", "snapshots", "size", "newest (UTC)"), rows, left=2)
