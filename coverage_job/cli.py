@@ -15,8 +15,9 @@ from typing import Annotated, Optional
 import typer
 
 from coverage_job import __version__
-from coverage_job.errors import CoverageJobError
+from coverage_job.errors import CoverageJobError, JobError
 from coverage_job.progress import Steps
+from coverage_job.storage import mask_text
 
 app = typer.Typer(
     name="coverage-job",
@@ -183,6 +184,68 @@ def repeat(
     print(
         repair.repeat(
             run_directory, output, scope=scope.value, by_ids=by_ids, options=options, steps=Steps(quiet)
+        )
+    )
+
+
+@app.command()
+def mix(
+    run_directory: RunArgument,
+    output: OutputOption,
+    budget_tokens: Annotated[int, typer.Option(help="Tokens of all documents, at most.", min=1)],
+    engine: EngineOption = EngineName.AUTO,
+    min_tokens: Annotated[int, typer.Option(help="Tokens of a document, at least.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of a document, at most.")] = 8192,
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Only documents of this language; may be repeated.")
+    ] = None,
+    quality_field: Annotated[Optional[str], typer.Option(help="A field with a number.")] = None,
+    min_quality: Annotated[float, typer.Option(help="What that number must be at least.")] = 0.0,
+    deny: Annotated[
+        Optional[str], typer.Option(metavar="REGEX", help="Documents that it finds are not chosen.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Pre-training documents that cover what is short, within a budget of tokens.
+
+    Example: coverage-job mix runs/20260101T000000Z-abc123 --output mix --budget-tokens 2000000
+    """
+    from coverage_job.pipeline import repair
+    from coverage_job.remedies.mix import MixOptions
+
+    options = MixOptions(
+        budget_tokens=budget_tokens,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        languages=tuple(language or ()),
+        quality_field=quality_field,
+        min_quality=min_quality,
+        deny=deny,
+    )
+    print(repair.mix(run_directory, output, engine_name=engine.value, options=options, steps=Steps(quiet)))
+
+
+@app.command()
+def prune(
+    run_directory: RunArgument,
+    output: OutputOption,
+    max_pretraining: Annotated[int, typer.Option(help="Occurrences up to which a token is rare.", min=0)] = 0,
+    max_posttraining: Annotated[int, typer.Option(help="The same, in post-training.", min=0)] = 0,
+    apply: Annotated[bool, typer.Option("--apply", help="Also write the pruned tokenizer.json.")] = False,
+) -> None:
+    """Tokens that are rare in both stages and that no kept one is merged from: a proposal.
+
+    Example: coverage-job prune runs/20260101T000000Z-abc123 --output prune
+    """
+    from coverage_job.pipeline import repair
+
+    print(
+        repair.prune(
+            run_directory,
+            output,
+            max_pretraining=max_pretraining,
+            max_posttraining=max_posttraining,
+            apply=apply,
         )
     )
 
@@ -375,6 +438,186 @@ def tokenizer_compare(
         raise typer.Exit(1)
 
 
+store = typer.Typer(
+    help="Look after a store of partial histograms.", no_args_is_help=True, rich_markup_mode="rich"
+)
+app.add_typer(store, name="store")
+StoreArgument = Annotated[
+    str, typer.Argument(metavar="STORE", help="The folder that the job's `store:` names.")
+]
+
+
+@store.command("list")
+def store_list(path: StoreArgument) -> None:
+    """What is kept, by corpus and by the options it was counted with.
+
+    Example: coverage-job store list s3://bucket/coverage/store
+    """
+    from coverage_job.counting.store_files import list_store
+    from coverage_job.report.tables import show, store_folders
+
+    show(store_folders(list_store(path)))
+
+
+@store.command("verify")
+def store_verify(path: StoreArgument) -> None:
+    """Read every file; exit 1 where one is torn. A run passes over torn files and counts them again.
+
+    Example: coverage-job store verify store
+    """
+    from coverage_job.counting.store_files import verify_store
+
+    whole, torn = verify_store(path)
+    for line in torn:
+        print(line)
+    print(f"{whole:,} files are whole, {len(torn):,} are torn")
+    if torn:
+        raise typer.Exit(1)
+
+
+@store.command("prune")
+def store_prune(
+    path: StoreArgument,
+    older_than: Annotated[
+        Optional[float], typer.Option(metavar="DAYS", help="Remove what was written longer ago.", min=0)
+    ] = None,
+    keep: Annotated[
+        Optional[int], typer.Option(metavar="N", help="Keep the newest N snapshots of a corpus.", min=1)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")] = False,
+) -> None:
+    """Remove old parts and snapshots; what a run needs again it counts again.
+
+    Examples:
+
+      coverage-job store prune store --keep 5
+
+      coverage-job store prune s3://bucket/coverage/store --older-than 90 --dry-run
+    """
+    import time
+
+    from coverage_job.counting.store_files import prune_store
+
+    if older_than is None and keep is None:
+        raise JobError("store prune: say what is to go: --older-than DAYS, --keep N, or both")
+    files, size = prune_store(path, time.time(), older_than, keep, dry_run)
+    print(f"{'would remove' if dry_run else 'removed'} {files:,} files, {size / 1e6:,.1f} MB")
+
+
+ModelOption = Annotated[
+    Optional[str], typer.Option("--model", metavar="CKPT", help="A local transformers checkpoint.")
+]
+EndpointOption = Annotated[
+    Optional[str], typer.Option("--endpoint", metavar="URL", help="An OpenAI-compatible server's address.")
+]
+EndpointModelOption = Annotated[str, typer.Option("--endpoint-model", help="The model's name there.")]
+ApiOption = Annotated[str, typer.Option("--api", help="chat or completions.")]
+ResponsesOption = Annotated[
+    Optional[str], typer.Option("--responses", metavar="FILE", help="Answers that were given elsewhere.")
+]
+
+
+@app.command()
+def probe(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A run, a drift result, a list of tokens, or prompts.jsonl."),
+    ],
+    output: OutputOption,
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="T", help="The tokenizer's file or folder.")
+    ],
+    model: ModelOption = None,
+    endpoint: EndpointOption = None,
+    endpoint_model: EndpointModelOption = "default",
+    api: ApiOption = "chat",
+    responses: ResponsesOption = None,
+    checkpoint: Annotated[
+        Optional[str],
+        typer.Option(metavar="CKPT", help="Where substitutes' rows are read, with an endpoint."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many tokens are asked for.", min=1)] = 200,
+    by: Annotated[str, typer.Option(help="auto, drift or coverage: which tokens come first.")] = "auto",
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Only of this language; may be repeated.")
+    ] = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Can the model still write the tokens: prompts, answers, verdicts. Without a model, the prompts alone.
+
+    Example: coverage-job probe RUN_DIR --tokenizer base/ --model sft/ --output probe
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(
+        asking.probe(
+            source,
+            output,
+            tokenizer=tokenizer,
+            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            checkpoint=checkpoint,
+            count=count,
+            by=by,
+            languages=language or (),
+            steps=Steps(quiet),
+        )
+    )
+
+
+@app.command("probe-compare")
+def probe_compare(
+    baseline: Annotated[str, typer.Argument(help="A probe's folder.")],
+    experiment: Annotated[str, typer.Argument(help="Another one's.")],
+) -> None:
+    """Two probes of the same prompts, with intervals.
+
+    Example: coverage-job probe-compare probe-base probe-sft
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(asking.compare(baseline, experiment))
+
+
+@app.command()
+def confusion(
+    output: OutputOption,
+    model: ModelOption = None,
+    endpoint: EndpointOption = None,
+    endpoint_model: EndpointModelOption = "default",
+    api: ApiOption = "chat",
+    responses: ResponsesOption = None,
+    language: Annotated[
+        Optional[list[str]], typer.Option(help="Of the questions, or of all answers; may be repeated.")
+    ] = None,
+    limit: Annotated[Optional[int], typer.Option(help="Questions of each language, at most.")] = None,
+    words: Annotated[
+        Optional[str], typer.Option(metavar="FILE", help="English words, one a line, instead of wordfreq's.")
+    ] = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Do answers mix scripts: shares of foreign letters, line and word pass rates, with intervals.
+
+    Example: coverage-job confusion --model sft/ --output confusion
+    """
+    from coverage_job.pipeline import asking
+    from coverage_job.report.tables import show
+
+    show(
+        asking.confusion(
+            output,
+            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            languages=language or (),
+            limit=limit,
+            words=words,
+            steps=Steps(quiet),
+        )
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
@@ -385,7 +628,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return 130
     except CoverageJobError as error:
-        print(f"coverage-job: {error}", file=sys.stderr)
+        print(f"coverage-job: {mask_text(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -395,9 +638,10 @@ def main(arguments: list[str] | None = None) -> int:
             error.show()
             return 2
         with tempfile.NamedTemporaryFile("w", prefix="coverage-job-", suffix=".log", delete=False) as log:
-            traceback.print_exc(file=log)
+            log.write(mask_text(traceback.format_exc()))
         print(
-            f"coverage-job: unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}; "
+            f"coverage-job: unexpected {type(error).__name__}: "
+            f"{mask_text(' '.join(str(error).split()))[:300]}; "
             f"the traceback is in {log.name}",
             file=sys.stderr,
         )

@@ -54,9 +54,13 @@ class Step:
 
     def advance(self) -> None:
         """One more of the total is done."""
-        self._done += 1
+        self.reach(self._done + 1)
+
+    def reach(self, done: int) -> None:
+        """So many of the total are done."""
+        self._done = done
         if self._bar is not None:
-            self._bar.advance(self._task)
+            self._bar.update(self._task, completed=done)
         elif time.monotonic() - self._said > _EVERY:
             self._said = time.monotonic()
             passed = self._said - self._start

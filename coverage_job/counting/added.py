@@ -1,17 +1,81 @@
-"""Compiled searches that go before cutting: added tokens, and text that may not be in normal form."""
+"""What goes before cutting: added tokens are found, and text that may not be in normal form."""
 
 from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from coverage_job.counting.bpe_model import SPACE
 from coverage_job.counting.compiled import compiled, inlined
+from coverage_job.counting.patterns import Unsupported
 from coverage_job.counting.split import decode
+
+Array = npt.NDArray[Any]
+
+
+def read_added(
+    added: Sequence[dict[str, Any]], tokenizer: Tokenizer, spaces: bool = False
+) -> dict[str, Array]:
+    """Added tokens as tries of bytes: `raw_*`, looked for in the text as it is, and `normal_*`, looked for
+    in what is left, normalized. Those with flags of white space or words are found, not encoded: -2.
+
+    spaces: normalizing changes spaces, so that what is looked for in normalized text would be missed in the
+    text. A text that holds such a token without its spaces, which it must to hold it at all, is found by
+    `suspect_*`.
+    """
+    tries: dict[str, dict[bytes, int]] = {"raw": {}, "normal": {}, "suspect": {}}
+    for token in added:
+        content = token["content"]
+        if token["normalized"] and spaces:
+            tries["suspect"][content.replace(SPACE, "").replace(" ", "").encode()] = -2
+            continue
+        if token["normalized"] and tokenizer.normalizer is not None:
+            content = tokenizer.normalizer.normalize_str(content)
+        flagged = token["lstrip"] or token["rstrip"] or token["single_word"]
+        if content:
+            kind = "normal" if token["normalized"] else "raw"
+            tries[kind][content.encode()] = -2 if flagged else token["id"]
+    if b"" in tries["suspect"]:
+        raise Unsupported("it has an added token of spaces")
+    arrays: dict[str, Array] = {}
+    for name, literals in tries.items():
+        nodes, first = _trie(literals)
+        arrays |= {f"{name}_nodes": nodes, f"{name}_first": first}
+    return arrays
+
+
+def _trie(literals: dict[bytes, int]) -> tuple[Array, Array]:
+    """int32[n, 4] of (byte, first child, next sibling, id or -1), row 0 unused; and the node of each first
+    byte (int32[256], 0 where none)."""
+    nodes: list[list[int]] = [[0, 0, 0, -1]]
+    first = np.zeros(256, np.int32)
+    for data, i in sorted(literals.items()):
+        parent = 0
+        for depth, byte in enumerate(data):
+            at = int(first[byte]) if depth == 0 else nodes[parent][1]
+            while at and nodes[at][0] != byte:
+                at = nodes[at][2]
+            if not at:
+                nodes.append([byte, 0, 0 if depth == 0 else nodes[parent][1], -1])
+                at = len(nodes) - 1
+                if depth == 0:
+                    first[byte] = at
+                else:
+                    nodes[parent][1] = at
+            parent = at
+        nodes[parent][3] = i
+    return np.array(nodes, np.int32), first
 
 
 @inlined
 def _next_match(text, at, end, nodes, first):
-    """(start, end, id) of the leftmost and there longest added token in text[at:end]; start is -1 where none."""
+    """(start, end, id) of the leftmost and there longest added token in text[at:end]; start is -1 where
+    none."""
     while at < end:
         node = np.int64(first[text[at]])
         best = np.int64(-1)
@@ -35,8 +99,9 @@ def _next_match(text, at, end, nodes, first):
 
 @compiled
 def find_added(text, pieces, raw_nodes, raw_first, nodes, first, matches):
-    """Added tokens of all pieces as rows of `matches` (start, end, id, piece), in order: those looked for in raw
-    text first, then others between them. Returns their number, which may exceed the room: then call again."""
+    """Added tokens of all pieces as rows of `matches` (start, end, id, piece), in order: those looked for
+    in raw text first, then others between them. Returns their number, which may exceed the room: then call
+    again."""
     n = 0
     has_raw = len(raw_nodes) > 1
     has_other = len(nodes) > 1

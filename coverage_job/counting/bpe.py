@@ -67,7 +67,8 @@ def _rank(table, left, right):
 
 @compiled
 def merge_short(symbols, n, ranks, table, products):
-    """Merge symbols[:n] in place; returns how many are left. ranks: scratch int32[n]. products: int32 by rank."""
+    """Merge symbols[:n] in place; returns how many are left. ranks: scratch int32[n]. products: int32 by
+    rank."""
     for i in range(n - 1):
         ranks[i] = _rank(table, symbols[i], symbols[i + 1])
     while n > 1:

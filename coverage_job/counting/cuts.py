@@ -12,33 +12,23 @@ from __future__ import annotations
 
 import io
 import json
-import random
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from coverage_job.counting import patterns
-from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES
-from coverage_job.counting.patterns import CODE_POINTS, Automaton, Bools, Unsupported
-from coverage_job.counting.table import LONG
+from coverage_job.counting import patterns, pretokens
+from coverage_job.counting.added import read_added
+from coverage_job.counting.bpe_model import SPACE, byte_model, character_model
+from coverage_job.counting.patterns import CODE_POINTS, Bools, Unsupported
+from coverage_job.counting.words import word_model
 
 # Raised whenever what is derived changes; a cached file of another version is derived anew.
-FORMAT = 2
-
-# The pattern that ByteLevel(use_regex=True) has built in.
-_BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_TRIALS = 3000
-_MAX_GROUPS = 4096
-# Stand for a group of characters, by their first or last bytes, in the set of spanned pairs.
-GROUPS_FROM = CODE_POINTS
-
-SPACE = "▁"  # what SentencePiece writes a space as
+FORMAT = 3
 
 Array = npt.NDArray[Any]
 
@@ -48,8 +38,10 @@ class Cuts:
     """What the kernel knows of a tokenizer.
 
     reason: why it has no fast path; '' where it has one.
-    facts: small values: ``family`` (byte_bpe | char_bpe), ``ignore_merges``, ``normal_form`` (or ''), ``prefix``.
-    arrays: see `_ARRAYS`.
+    facts: small values: ``family`` (byte_bpe | char_bpe | words), ``ignore_merges``, ``normal_form`` (or
+    None), ``prefix``.
+    arrays: what `scan.Model` is made of, the tries of added tokens, and which characters leave normalizing
+    open.
     """
 
     reason: str
@@ -60,7 +52,8 @@ class Cuts:
         """As a .npz archive without pickles."""
         buffer = io.BytesIO()
         head = json.dumps({"format": FORMAT, "reason": self.reason, "facts": self.facts})
-        np.savez_compressed(buffer, head=np.frombuffer(head.encode(), np.uint8), **self.arrays)
+        arrays: dict[str, Any] = {"head": np.frombuffer(head.encode(), np.uint8)} | self.arrays
+        np.savez_compressed(buffer, **arrays)
         return buffer.getvalue()
 
     @classmethod
@@ -87,6 +80,8 @@ def derive(tokenizer: Tokenizer) -> Cuts:
 
 def _derive(tokenizer: Tokenizer, config: dict[str, Any]) -> Cuts:
     model = config["model"]
+    if model["type"] == "WordPiece":
+        return Cuts("", *word_model(config, tokenizer))
     if model["type"] != "BPE":
         raise Unsupported(f"its model is {model['type']}")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
@@ -99,18 +94,18 @@ def _derive(tokenizer: Tokenizer, config: dict[str, Any]) -> Cuts:
     if splits[-1]["type"] != "ByteLevel":
         raise Unsupported(f"its pre-tokenizer is {splits[-1]['type']}")
     normal_form = _normal_form(normalizers)
-    levels = _levels(splits)
-    classes, automata, representatives = _automata(levels)
-    _try(tokenizer, classes, automata, representatives)
+    levels = pretokens.read_levels(splits)
+    classes, automata, representatives = pretokens.build(levels)
+    pretokens.compare(tokenizer, classes, automata, representatives)
     arrays: dict[str, Array] = {
         "classes": classes,
         "steps": np.concatenate([a.steps for a in automata]),
         "states": np.array([len(a.steps) for a in automata], np.int64),
     }
-    arrays |= _byte_model(model)
-    arrays |= _added(config["added_tokens"], tokenizer)
+    arrays |= byte_model(model)
+    arrays |= read_added(config["added_tokens"], tokenizer)
     if normal_form:
-        arrays["unsettled"] = _unsettled(normal_form, tokenizer)
+        arrays["unsettled"] = _unsettled(normal_form)
     facts = {
         "family": "byte_bpe",
         "ignore_merges": bool(model.get("ignore_merges")),
@@ -136,64 +131,13 @@ def _derive_characters(
         "steps": np.zeros((0, 2), np.int32),
         "states": np.zeros(0, np.int64),
     }
-    arrays |= _character_model(model)
-    arrays |= _added(config["added_tokens"], tokenizer, spaces=True)
-    return Cuts("", {"family": "char_bpe", "ignore_merges": False, "normal_form": "", "prefix": bool(prefix)}, arrays)
-
-
-def _character_model(model: dict[str, Any]) -> dict[str, Array]:
-    vocab = model["vocab"]
-    single = np.array([vocab.get(f"<0x{byte:02X}>", -1) for byte in range(256)], np.int32)
-    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
-    if not model.get("byte_fallback") or any(single[b] < 0 for b in range(256) if b not in never):
-        # Unknown characters that stand together become one unknown token, wherever one would cut.
-        raise Unsupported("it has no byte fallback")
-    if model.get("ignore_merges"):
-        raise Unsupported("it takes whole texts from its vocabulary")
-    merges = np.array(
-        [(vocab[a], vocab[b], vocab[a + b]) for a, b in _merge_pairs(model["merges"])], np.int32
-    ).reshape(-1, 3)
-    spelled = {i: token for token, i in vocab.items()}
-    if np.isin(merges[:, :2], single).any():
-        raise Unsupported("it merges fallback bytes")
-    # Characters that are written as they are; a space is written as its sign.
-    symbols = np.full(CODE_POINTS, -1, np.int32)
-    for token, i in vocab.items():
-        if len(token) == 1:
-            symbols[ord(token)] = i
-    symbols[ord(" ")] = symbols[ord(SPACE)]
-    if symbols[ord(SPACE)] < 0:
-        raise Unsupported("it has no sign for a space")
-    widths = np.zeros(max(vocab.values()) + 1, np.int32)
-    for i, token in spelled.items():
-        widths[i] = len(token)
-    spans = widths.copy()
-    widths[single[single >= 0]] = 1
-    # A fallback byte is a byte of the text, all others so many characters.
-    spans[single[single >= 0]] = -1
-    if len(widths) > MAX_IDS or len(merges) > MAX_MERGES or widths.max() > LONG:
-        raise Unsupported("its vocabulary is too large")
-    products = {spelled[i] for i in merges[:, 2].tolist()}
-    # Cuts are sought in the text before normalizing, where a space is a space or its sign.
-    products |= {p.replace(SPACE, " ") for p in products} | {
-        a + b
-        for p in products
-        for x, y in zip(p, p[1:], strict=False)
-        if SPACE in (x, y)
-        for a in (x, " " if x == SPACE else x)
-        for b in (y, " " if y == SPACE else y)
-    }
-    return {
-        "single": single,
-        "symbols": symbols,
-        "merges": merges,
-        "widths": widths,
-        "spans": spans,
-        "whole_ids": np.zeros(0, np.int32),
-        "whole_ends": np.zeros(1, np.int64),
-        "whole_bytes": np.zeros(0, np.uint8),
-        **_spanned(p.encode() for p in products),
-    }
+    arrays |= character_model(model)
+    arrays |= read_added(config["added_tokens"], tokenizer, spaces=True)
+    return Cuts(
+        "",
+        {"family": "char_bpe", "ignore_merges": False, "normal_form": None, "prefix": bool(prefix)},
+        arrays,
+    )
 
 
 def _flat(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
@@ -204,18 +148,17 @@ def _flat(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     return [part]
 
 
-# --- normal forms -----------------------------------------------------------------------------------
-
-
-def _normal_form(normalizers: Sequence[dict[str, Any]]) -> str:
+def _normal_form(normalizers: Sequence[dict[str, Any]]) -> patterns.Form | None:
     if not normalizers:
-        return ""
-    if len(normalizers) > 1 or normalizers[0]["type"] not in ("NFC", "NFD", "NFKC", "NFKD"):
-        raise Unsupported("its normalizer is " + ", ".join(n["type"] for n in normalizers))
-    return str(normalizers[0]["type"])
+        return None
+    forms: tuple[patterns.Form, ...] = ("NFC", "NFD", "NFKC", "NFKD")
+    for form in forms:
+        if len(normalizers) == 1 and normalizers[0]["type"] == form:
+            return form
+    raise Unsupported("its normalizer is " + ", ".join(n["type"] for n in normalizers))
 
 
-def _unsettled(form: str, tokenizer: Tokenizer) -> Bools:
+def _unsettled(form: patterns.Form) -> Bools:
     """The code points whose presence leaves open whether a text is in normal form: bool[0x110000].
 
     A text of settled characters alone is in normal form whatever their order: each is a starter, is its own
@@ -223,7 +166,7 @@ def _unsettled(form: str, tokenizer: Tokenizer) -> Bools:
     true of assigned characters in all versions; those that this Python does not know are unsettled.
     """
     found = np.zeros(CODE_POINTS, np.bool_)
-    second = set()
+    second: set[int] = set()
     for c in range(CODE_POINTS):
         decomposition = unicodedata.decomposition(chr(c))
         if decomposition and not decomposition.startswith("<"):
@@ -233,334 +176,8 @@ def _unsettled(form: str, tokenizer: Tokenizer) -> Bools:
         found[c] = (
             unicodedata.category(character) in ("Cn", "Cs")
             or unicodedata.combining(character) != 0
-            or not unicodedata.is_normalized(form, character)
+            or unicodedata.normalize(form, character) != character
             or c in second
             or 0x1160 <= c <= 0x11FF  # vowels and finals of Hangul compose by rule
         )
     return found
-
-
-# --- pre-tokens -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Level:
-    """One splitting step. total: text that the pattern does not match would be dropped, so it must match all."""
-
-    pattern: patterns.Pattern
-    total: bool
-
-
-def _levels(splits: Sequence[dict[str, Any]]) -> list[_Level]:
-    levels = []
-    for split in splits:
-        if split["type"] == "ByteLevel":
-            if split is not splits[-1]:
-                raise Unsupported("it splits after ByteLevel")
-            if split.get("add_prefix_space"):
-                raise Unsupported("it adds a space before the text")
-            if split.get("use_regex", True):
-                levels.append(_Level(patterns.parse(_BYTE_LEVEL_PATTERN), False))
-        elif split["type"] == "Split":
-            behavior, invert = split["behavior"], split["invert"]
-            if behavior != "Isolated" and not (behavior == "Removed" and invert):
-                raise Unsupported(f"it splits with behaviour {behavior}")
-            pattern = split["pattern"]
-            text = pattern.get("Regex")
-            if text is None:
-                text = "".join("\\" + c if not c.isalnum() and c.isascii() else c for c in pattern["String"])
-            levels.append(_Level(patterns.parse(text), behavior == "Removed"))
-        elif split["type"] == "Digits" and split["individual_digits"]:
-            levels.append(_Level(patterns.parse(r"\p{N}"), False))
-        else:
-            raise Unsupported(f"its pre-tokenizer is {split['type']}")
-    return levels
-
-
-def _automata(levels: Sequence[_Level]) -> tuple[npt.NDArray[np.uint8], list[Automaton], list[str]]:
-    """Classes of characters (uint8[0x110000]) that no pattern tells apart, an automaton per level, and per
-    class some of its characters."""
-    atoms = sorted({atom for level in levels for atom in level.pattern.atoms})
-    code = np.zeros(CODE_POINTS, np.int64)
-    sets = {}
-    for atom in atoms:
-        sets[atom] = patterns.ask(atom)
-        # Renumbered each time, so that any number of atoms fits.
-        code = np.unique(code * 2 + sets[atom], return_inverse=True)[1].astype(np.int64)
-    n = int(code.max()) + 1
-    if n > 255:
-        raise Unsupported(f"its split patterns tell {n} classes of characters apart")
-    order = np.argsort(code, kind="stable")
-    firsts = order[np.searchsorted(code[order], np.arange(n))]
-    automata = [
-        patterns.compile_pattern(level.pattern.node, {a: sets[a][firsts] for a in level.pattern.atoms})
-        for level in levels
-    ]
-    for level, automaton in zip(levels, automata, strict=True):
-        if level.total and not _matches_all(automaton):
-            raise Unsupported("its split pattern may leave out text")
-    pick = random.Random(0)
-    representatives = []
-    for k in range(n):
-        members = np.flatnonzero(code == k)
-        members = members[(members < 0xD800) | (members > 0xDFFF)]
-        chosen = members[:2].tolist() + pick.choices(members.tolist(), k=2) if len(members) else []
-        representatives.append("".join(map(chr, chosen)))
-    return code.astype(np.uint8), automata, representatives
-
-
-def _matches_all(automaton: Automaton) -> bool:
-    """Whether a match begins at every character, whatever follows (told by its first character)."""
-    after = automaton.steps[1, :-1] >> 1
-    return bool((automaton.steps[after] & 1).all())
-
-
-def boundaries(text: str, classes: npt.NDArray[np.uint8], automata: Sequence[Automaton]) -> list[int]:
-    """The ends of all pre-tokens of a text, in characters: the slow twin of the compiled loop."""
-    marks = classes[[ord(c) for c in text]] if text else classes[:0]
-    pieces = [(0, len(text))]
-    for automaton in automata:
-        smaller = []
-        for start, stop in pieces:
-            at = gap = start
-            while at < stop:
-                end = automaton.match(marks, at, stop)
-                if end < 0:
-                    at += 1
-                    continue
-                if gap < at:
-                    smaller.append((gap, at))
-                smaller.append((at, end))
-                at = gap = end
-            if gap < stop:
-                smaller.append((gap, stop))
-        pieces = smaller
-    return [end for _, end in pieces if end]
-
-
-def _try(
-    tokenizer: Tokenizer,
-    classes: npt.NDArray[np.uint8],
-    automata: Sequence[Automaton],
-    representatives: Sequence[str],
-) -> None:
-    """Compare with the tokenizer's own pre-tokenizer on random strings: a last guard against its engine
-    reading a pattern otherwise than is done here."""
-    pick = random.Random(1)
-    pool = [r for r in representatives if r]
-    for _ in range(_TRIALS):
-        # Few classes at a time: what tells patterns apart are runs and what follows them.
-        few = pick.choices(pool, k=pick.randint(1, 5))
-        text = "".join(pick.choice(pick.choice(few)) for _ in range(pick.randint(1, 12)))
-        theirs = [end for _, (_, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-        if sorted(set(theirs)) != boundaries(text, classes, automata):
-            raise Unsupported(f"its splits differ from their pattern's on {text!r}")
-
-
-# --- the model --------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes: printable ones stand for themselves, the
-    others follow from U+0100 in order."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
-
-
-def _merge_pairs(merges: Iterable[Any]) -> Iterable[tuple[str, str]]:
-    for merge in merges:
-        left, right = merge.split(" ") if isinstance(merge, str) else merge
-        yield left, right
-
-
-def _byte_model(model: dict[str, Any]) -> dict[str, Array]:
-    alphabet, vocab = _byte_alphabet(), model["vocab"]
-    single = np.full(256, -1, np.int32)
-    for character, byte in alphabet.items():
-        single[byte] = vocab.get(character, -1)
-    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
-    missing = [b for b in range(256) if single[b] < 0 and b not in never]
-    if missing:
-        raise Unsupported(f"its vocabulary has no token for the byte 0x{missing[0]:02X}")
-    spelled = {}
-    for token, i in vocab.items():
-        if all(c in alphabet for c in token):
-            spelled[i] = bytes(alphabet[c] for c in token)
-    merges = np.array(
-        [(vocab[a], vocab[b], vocab[a + b]) for a, b in _merge_pairs(model["merges"])], np.int32
-    ).reshape(-1, 3)
-    # A product spelled outside the alphabet can never arise from text.
-    products = {spelled[i] for i in merges[:, 2].tolist() if i in spelled}
-    rows = max(vocab.values()) + 1
-    widths = np.zeros(rows, np.int32)
-    for i, data in spelled.items():
-        widths[i] = len(data)
-    if len(widths) > MAX_IDS or len(merges) > MAX_MERGES or widths.max() > LONG:
-        raise Unsupported("its vocabulary is too large")
-    whole = [(data, i) for i, data in sorted(spelled.items()) if _is_text(data)]
-    if not model.get("ignore_merges"):
-        whole = []
-    return {
-        "single": single,
-        "merges": merges,
-        "widths": widths,
-        "spans": widths,
-        "symbols": np.zeros(0, np.int32),
-        "whole_ids": np.array([i for _, i in whole], np.int32),
-        "whole_ends": np.cumsum([0] + [len(d) for d, _ in whole]).astype(np.int64),
-        "whole_bytes": np.frombuffer(b"".join(d for d, _ in whole), np.uint8),
-        **_spanned(products),
-    }
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _spanned(products: Iterable[bytes]) -> dict[str, Array]:
-    """Which pairs of neighbouring characters some product spans.
-
-    A product may begin with the last bytes of a character and end with the first bytes of one. Those ends are
-    kept by groups: characters that end (begin) with the same such bytes.
-
-    Returns `pairs`, a Bloom-like set of keys left << 21 | right of one bit each: one wrongly found only
-    means a cut less; and `groups` uint32[0x110000]: left group << 16 | right group, 0 where none.
-    """
-    pairs: set[tuple[int, int]] = set()
-    heads: set[tuple[bytes, int]] = set()
-    tails: set[tuple[int, bytes]] = set()
-    both: set[tuple[bytes, bytes]] = set()
-    for data in products:
-        first = 0
-        while first < len(data) and data[first] & 0xC0 == 0x80:
-            first += 1
-        head, rest, tail = data[:first], data[first:], b""
-        try:
-            text = rest.decode()
-        except UnicodeDecodeError as error:
-            # Only what ends inside its last character can stand in a text.
-            if error.end != len(rest) or error.reason != "unexpected end of data":
-                continue
-            text, tail = rest[: error.start].decode(), rest[error.start :]
-        if len(head) > 3:
-            continue
-        points = list(map(ord, text))
-        pairs.update(zip(points, points[1:], strict=False))
-        if points and head:
-            heads.add((head, points[0]))
-        if points and tail:
-            tails.add((points[-1], tail))
-        if head and tail and not points:
-            both.add((head, tail))
-    left_bytes = {h for h, _ in heads} | {h for h, _ in both}
-    right_bytes = {t for _, t in tails} | {t for _, t in both}
-    left_of, left_groups = _groups(left_bytes, ends=True)
-    right_of, right_groups = _groups(right_bytes, ends=False)
-    heads_by: dict[bytes, list[int]] = {}
-    for h, c in heads:
-        heads_by.setdefault(h, []).append(c)
-    tails_by: dict[bytes, list[int]] = {}
-    for c, t in tails:
-        tails_by.setdefault(t, []).append(c)
-    keys = set(pairs)
-    for g, members in enumerate(left_groups, 1):
-        keys.update((GROUPS_FROM + g, c) for h in members for c in heads_by.get(h, ()))
-        for k, others in enumerate(right_groups, 1):
-            if any((h, t) in both for h in members for t in others):
-                keys.add((GROUPS_FROM + g, GROUPS_FROM + k))
-    for k, others in enumerate(right_groups, 1):
-        keys.update((c, GROUPS_FROM + k) for t in others for c in tails_by.get(t, ()))
-    return {"pairs": _bits(keys), "groups": left_of << np.uint32(16) | right_of}
-
-
-def _groups(parts: set[bytes], ends: bool) -> tuple[npt.NDArray[np.uint32], list[frozenset[bytes]]]:
-    """Characters by which of `parts` they end (begin) with, as proper parts: a group per code point (0 where
-    none), and the parts of each group from 1 on."""
-    of = np.zeros(CODE_POINTS, np.uint32)
-    numbers: dict[frozenset[bytes], int] = {}
-    if parts:
-        for c in range(0x80, CODE_POINTS):
-            if 0xD800 <= c < 0xE000:
-                continue
-            data = chr(c).encode()
-            found = frozenset(
-                p for n in range(1, len(data)) if (p := data[-n:] if ends else data[:n]) in parts
-            )
-            if found:
-                of[c] = numbers.setdefault(found, len(numbers) + 1)
-    if len(numbers) >= _MAX_GROUPS:
-        raise Unsupported("its merges end inside characters in too many ways")
-    return of, list(numbers)
-
-
-def _bits(keys: set[tuple[int, int]]) -> npt.NDArray[np.uint8]:
-    table = np.array(sorted(keys), np.uint64).reshape(-1, 2)
-    size = 16
-    while 1 << size < 24 * len(table):
-        size += 1
-    size = min(size, 26)
-    h = ((table[:, 0] << np.uint64(21)) | table[:, 1]) * np.uint64(0x9E3779B97F4A7C15)
-    h >>= np.uint64(64 - size)
-    bits = np.zeros(1 << size, np.bool_)
-    bits[h.astype(np.int64)] = True
-    return np.packbits(bits, bitorder="little")
-
-
-# --- added tokens -----------------------------------------------------------------------------------
-
-
-def _added(added: Sequence[dict[str, Any]], tokenizer: Tokenizer, spaces: bool = False) -> dict[str, Array]:
-    """Added tokens as tries of bytes: `raw_*`, looked for in the text as it is, and `normal_*`, looked for in what is
-    left, normalized. Those with flags of white space or words are found, not encoded: -2.
-
-    spaces: normalizing changes spaces, so that what is looked for in normalized text would be missed in the text. A
-    text that holds such a token without its spaces, which it must to hold it at all, is found by `suspect_*`.
-    """
-    tries: dict[str, dict[bytes, int]] = {"raw": {}, "normal": {}, "suspect": {}}
-    for token in added:
-        content = token["content"]
-        if token["normalized"] and spaces:
-            tries["suspect"][content.replace(SPACE, "").replace(" ", "").encode()] = -2
-            continue
-        if token["normalized"] and tokenizer.normalizer is not None:
-            content = tokenizer.normalizer.normalize_str(content)
-        flagged = token["lstrip"] or token["rstrip"] or token["single_word"]
-        if content:
-            kind = "normal" if token["normalized"] else "raw"
-            tries[kind][content.encode()] = -2 if flagged else token["id"]
-    if b"" in tries["suspect"]:
-        raise Unsupported("it has an added token of spaces")
-    arrays: dict[str, Array] = {}
-    for name, literals in tries.items():
-        nodes, first = _trie(literals)
-        arrays |= {f"{name}_nodes": nodes, f"{name}_first": first}
-    return arrays
-
-
-def _trie(literals: dict[bytes, int]) -> tuple[Array, Array]:
-    """int32[n, 4] of (byte, first child, next sibling, id or -1), row 0 unused; and the node of each first
-    byte (int32[256], 0 where none)."""
-    nodes: list[list[int]] = [[0, 0, 0, -1]]
-    first = np.zeros(256, np.int32)
-    for data, i in sorted(literals.items()):
-        parent = 0
-        for depth, byte in enumerate(data):
-            at = int(first[byte]) if depth == 0 else nodes[parent][1]
-            while at and nodes[at][0] != byte:
-                at = nodes[at][2]
-            if not at:
-                nodes.append([byte, 0, 0 if depth == 0 else nodes[parent][1], -1])
-                at = len(nodes) - 1
-                if depth == 0:
-                    first[byte] = at
-                else:
-                    nodes[parent][1] = at
-            parent = at
-        nodes[parent][3] = i
-    return np.array(nodes, np.int32), first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,10 @@ class _Cache:
 
 def _empty_table(rows: int, data: int, ids: int) -> table.Table:
     return table.Table(
-        np.zeros((rows, 4), np.uint64), np.empty(data, np.uint8), np.empty(ids, np.int32), np.zeros(3, np.int64)
+        np.zeros((rows, 4), np.uint64),
+        np.empty(data, np.uint8),
+        np.empty(ids, np.int32),
+        np.zeros(3, np.int64),
     )
 
 
@@ -69,13 +72,9 @@ class Counters:
     """What a kernel did. reference_bytes: bytes that took the reference path, by reason."""
 
     bytes: int = 0
-    reference_bytes: Counter[str] = None  # type: ignore[assignment]
+    reference_bytes: Counter[str] = field(default_factory=Counter)
     compile_seconds: float = 0.0
     tables_dropped: int = 0
-
-    def __post_init__(self) -> None:
-        if self.reference_bytes is None:
-            self.reference_bytes = Counter()
 
 
 class FastKernel:
@@ -94,6 +93,7 @@ class FastKernel:
         start = time.perf_counter()
         self._arrays = cuts.arrays
         self._normal_form = cuts.facts["normal_form"]
+        self._words = cuts.facts["family"] == "words"
         self._model = _model(cuts)
         self._vocabulary = _vocabulary(cuts)
         self._cache = _Cache(cache_mib * _MIB)
@@ -124,10 +124,20 @@ class FastKernel:
         if len(self._arrays["suspect_nodes"]) > 1:
             suspects = self._find(batch, "suspect", "suspect")[:, 3]
             if len(suspects):
-                self._leave(batch, skip, np.unique(suspects), "an added token that is looked for in normalized text")
+                self._leave(
+                    batch, skip, np.unique(suspects), "an added token that is looked for in normalized text"
+                )
         if self._normal_form:
             prepared, matches = self._normalized(batch, matches, skip)
+        if self._words:
+            unsettled = np.flatnonzero(
+                added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"])
+            )
+            self._leave(batch, skip, unsettled, "characters whose normalizing depends on others")
         ids, mask, ends, seams = self._run(prepared, matches, skip)
+        if (seams < 0).any():
+            self._leave(batch, skip, np.flatnonzero(seams < 0), "the border of a span inside a word")
+            ids, mask, ends, seams = self._run(prepared, matches, skip)
         if skip.any():
             ids, mask, ends, seams = self._with_reference(batch, skip, ids, mask, ends, seams)
         ends = np.concatenate([[0], ends])
@@ -142,6 +152,9 @@ class FastKernel:
 
     def _leave(self, batch: TextBatch, skip: UInt8, pieces: Int64, reason: str) -> None:
         """Leave pieces to the reference."""
+        pieces = pieces[skip[pieces] == 0]
+        if not len(pieces):
+            return
         skip[pieces] = 1
         sizes = batch.pieces[pieces + 1] - batch.pieces[pieces]
         self.counters.reference_bytes[reason] += int(sizes.sum())
@@ -149,11 +162,18 @@ class FastKernel:
     def _find(self, batch: TextBatch, first: str, then: str) -> Int64:
         """Added tokens of two tries as rows (start, end, id, piece)."""
         arrays = self._arrays
-        tries = [arrays[f"{name}_{part}"] for name in (first, then) for part in ("nodes", "first")]
         room = 1024
         while True:
             matches = np.empty((room, 4), np.int64)
-            n = added.find_added(batch.text, batch.pieces, *tries, matches)
+            n = added.find_added(
+                batch.text,
+                batch.pieces,
+                arrays[f"{first}_nodes"],
+                arrays[f"{first}_first"],
+                arrays[f"{then}_nodes"],
+                arrays[f"{then}_first"],
+                matches,
+            )
             if n <= room:
                 return matches[:n]
             room = n
@@ -161,10 +181,12 @@ class FastKernel:
     def _normalized(self, batch: TextBatch, matches: Int64, skip: UInt8) -> tuple[TextBatch, Int64]:
         """The batch with its texts in normal form, and its added tokens.
 
-        Only pieces with a character that leaves it open are looked at. One that changes is replaced where no span
-        needs its places in the original; its added tokens must be the same, in the same order.
+        Only pieces with a character that leaves it open are looked at. One that changes is replaced where
+        no span needs its places in the original; its added tokens must be the same, in the same order.
         """
-        open_pieces = np.flatnonzero(added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip)
+        open_pieces = np.flatnonzero(
+            added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & ~skip
+        )
         changed: dict[int, bytes] = {}
         normalize = self._tokenizer.normalizer.normalize_str
         blob = batch.text.data
@@ -294,20 +316,43 @@ def _model(cuts: Cuts) -> scan.Model:
         pair_shift=64 - (8 * len(arrays["pairs"]) - 1).bit_length(),
         groups=arrays["groups"],
         run=scan.RUN if len(starts) else 0,
-        start_kind=scan.WHOLE if cuts.facts["ignore_merges"] else scan.FIRST if cuts.facts["prefix"] else scan.PART,
+        family={"byte_bpe": scan.BYTES, "char_bpe": scan.CHARACTERS, "words": scan.WORDS}[
+            cuts.facts["family"]
+        ],
+        start_kind=scan.WHOLE
+        if cuts.facts["ignore_merges"]
+        else scan.FIRST
+        if cuts.facts["prefix"]
+        else scan.PART,
         single=arrays["single"],
         symbols=arrays["symbols"],
         widths=arrays["widths"],
         spans=arrays["spans"],
         merges=index_merges(arrays["merges"]),
         products=np.ascontiguousarray(arrays["merges"][:, 2]),
+        becomes=arrays.get("becomes", np.zeros((0, 2), np.int32)),
+        becomes_bytes=arrays.get("becomes_bytes", np.zeros(0, np.uint8)),
+        unknown=cuts.facts.get("unknown", -1),
+        most_characters=cuts.facts.get("most_characters", 0),
     )
 
 
 def _vocabulary(cuts: Cuts) -> table.Table:
-    ids, ends, data = (cuts.arrays[f"whole_{name}"] for name in ("ids", "ends", "bytes"))
-    vocabulary = _empty_table(1 << max(4, (2 * len(ids)).bit_length()), len(data), 0)
-    table.preload(vocabulary, data, ends, ids, scan.WHOLE)
+    """Entries that are taken whole, of kind WHOLE; for WordPiece those that begin a word, and of kind PART
+    those that go on with it."""
+    lists = [("whole", scan.WHOLE), ("inner", scan.PART)]
+    arrays = cuts.arrays
+    parts = [
+        ([arrays[f"{name}_{k}"] for k in ("ids", "ends", "bytes")], kind)
+        for name, kind in lists
+        if f"{name}_ids" in arrays
+    ]
+    entries = sum(len(ids) for (ids, _, _), _ in parts)
+    vocabulary = _empty_table(
+        1 << max(4, (2 * entries).bit_length()), sum(len(data) for (_, _, data), _ in parts), 0
+    )
+    for (ids, ends, data), kind in parts:
+        table.preload(vocabulary, data, ends, ids, kind)
     return vocabulary
 
 

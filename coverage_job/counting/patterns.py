@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ _PART = 2048  # the engine's answers cost more per character in long texts; divi
 _MAX_REPEAT = 64
 _MAX_STATES = 4000
 
+Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int32]
 
@@ -176,7 +178,8 @@ class _Parser:
         return Repeat(node, least, most, lazy)
 
     def make_possessive(self, node: Node, least: int, most: int | None) -> Node:
-        # One that never gives back is, for a single set, one that stops short only where no more of it follows.
+        # One that never gives back is, for a single set, one that stops short only where no more of it
+        # follows.
         if not isinstance(node, One):
             raise self.fail("a possessive repeat of more than a set")
         stop = Ahead(node.atom, True, True)
@@ -446,7 +449,7 @@ def compile_pattern(node: Node, members: dict[str, Bools]) -> Automaton:
     machine = _Machine(node)
     n_classes = len(next(iter(members.values())))
     numbers: dict[tuple[int, ...], int] = {(): 0, (machine.start,): 1}
-    waiting = [(machine.start,)]
+    waiting: list[tuple[int, ...]] = [(machine.start,)]
     rows: list[list[int]] = [[0] * (n_classes + 1)]
     for states in waiting:
         row = []

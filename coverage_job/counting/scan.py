@@ -1,8 +1,8 @@
 """The compiled loop: text -> chunks -> ids.
 
-A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there is encoded
-and kept. Chunks are handled some hundred at a time, step by step, so that the look-ups of one group, each likely a
-cache miss, overlap.
+A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there is
+encoded and kept. Chunks are handled some hundred at a time, step by step, so that the look-ups of one
+group, each likely a cache miss, overlap.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from coverage_job.counting.split import decode, find_tokens, find_tokens_by_step
 from coverage_job.counting.table import LONG, LOW_BYTES, hash_long, keep, key_of, look_up, word, word_up_to
 
 GROUP = 512  # chunks looked up together
-# Words of alphabets repeat as they are; only where they go on, and among the characters from here on (CJK, kana,
-# Hangul), which are written without spaces, is it worth cutting by pairs.
+# Words of alphabets repeat as they are; only where they go on, and among the characters from here on (CJK,
+# kana, Hangul), which are written without spaces, is it worth cutting by pairs.
 RUN = 32
 DENSE = 0x2E80
 _HIGH = np.uint64(0x8080808080808080)
@@ -27,8 +27,13 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 # How a chunk was cut: what it encodes to may depend on it.
 PART, WHOLE, FIRST = 0, 1, 2
+# How a chunk is encoded.
+BYTES, CHARACTERS, WORDS = 0, 1, 2
 # Or what stands in a chunk's place.
 END_OF_PIECE, ADDED = -1, -2
+
+# As the seams of a piece: it must be left to the reference.
+UNKNOWN_BORDER = -(1 << 30)
 
 # Why the loop came back.
 DONE, NO_ROOM, TABLE_FULL = 0, 1, 2
@@ -45,13 +50,22 @@ class Model(NamedTuple):
     pair_shift: int
     groups: Any  # uint32[0x110000]
     run: int  # bytes of a pre-token past which all pairs are tested
+    family: int  # BYTES or CHARACTERS are merged, WORDS are looked up piece by piece
     start_kind: int  # of a chunk that begins a pre-token: WHOLE where it is all of it, FIRST, or PART
     single: Any  # int32[256], the symbols of bytes
-    symbols: Any  # int32[0x110000], those of characters (-1: as bytes); of size 0 where all text begins as bytes
+    symbols: (
+        Any  # int32[0x110000], those of characters (-1: as bytes); of size 0 where all text begins as bytes
+    )
     widths: Any  # int32[rows], the symbols that a token was merged from
-    spans: Any  # int32[rows], the bytes of a token, or its characters where text begins as characters (-1: a byte)
+    spans: Any  # int32[rows], a token's bytes, or characters where text begins as those (-1: a byte)
     merges: Any  # see bpe.index_merges
     products: Any  # int32 by rank
+    becomes: (
+        Any  # int32[0x110000, 2], of WORDS: what a character becomes, a place and a length in what follows
+    )
+    becomes_bytes: Any
+    unknown: int  # the id of a word that has no pieces
+    most_characters: int  # of a word; a longer one is unknown
 
 
 class Batch(NamedTuple):
@@ -67,8 +81,8 @@ class Batch(NamedTuple):
 
 
 class Output(NamedTuple):
-    """ids int32[room]; mask uint8[room]; piece_ends int64[p]: tokens up to the piece's end, of all outputs; seams
-    int32[p]."""
+    """ids int32[room]; mask uint8[room]; piece_ends int64[p]: tokens up to the piece's end, of all outputs;
+    seams int32[p]."""
 
     ids: Any
     mask: Any
@@ -77,8 +91,8 @@ class Output(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Chunks handled together, each with GROUP places: start, end, kind (or END_OF_PIECE; or ADDED, whose start is
-    the number of the match), the parts of its key in the table, its row."""
+    """Chunks handled together, each with GROUP places: start, end, kind (or END_OF_PIECE; or ADDED, whose
+    start is the number of the match), the parts of its key in the table, its row."""
 
     starts: Any
     ends: Any
@@ -92,18 +106,24 @@ class Group(NamedTuple):
 
 
 def new_group() -> Group:
+    int64s, uint64s = np.empty((5, GROUP), np.int64), np.empty((3, GROUP), np.uint64)
     return Group(
-        *[np.empty(GROUP, np.int64) for _ in range(3)],
-        *[np.empty(GROUP, np.uint64) for _ in range(3)],
-        np.empty(GROUP, np.int64),
-        np.empty(GROUP, np.int64),
-        np.full((16, 3), -1, np.int64),
+        starts=int64s[0],
+        ends=int64s[1],
+        kinds=int64s[2],
+        firsts=uint64s[0],
+        seconds=uint64s[1],
+        tags=uint64s[2],
+        found=int64s[3],
+        token_ends=int64s[4],
+        levels=np.full((16, 3), -1, np.int64),
     )
 
 
 # Positions in `state`, an int64 array that lives from call to call.
 PIECE, AT, SEGMENT_END, TOKEN_START, TOKEN_END, TOKEN, TOKENS, MATCH, SPAN, TOTAL, CUT = range(11)
-# What `_cut` says of the group, which may wait for room: chunks, most tokens, most ids and bytes to keep, the end.
+# What `_cut` says of the group, which may wait for room: chunks, most tokens, most ids and bytes to keep,
+# the end.
 N, MOST_TOKENS, MOST_IDS, MOST_BYTES, LAST, FIRST_PIECE = range(11, 17)
 STATE_SIZE = 17
 
@@ -155,8 +175,8 @@ def _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, ends
 
 @compiled
 def _cut(model, batch, state, group):
-    """Cut the next chunks, up to GROUP, into the arrays of `group`; a long one is the last. What it found is in
-    state[N:]."""
+    """Cut the next chunks, up to GROUP, into the arrays of `group`; a long one is the last. What it found
+    is in state[N:]."""
     classes, steps, starts, width = model.classes, model.steps, model.starts, model.width
     pairs, shift, groups, run = model.pairs, model.pair_shift, model.groups, model.run
     text, pieces, skip, matches = batch.text, batch.pieces, batch.skip, batch.matches
@@ -172,7 +192,7 @@ def _cut(model, batch, state, group):
     n_levels = len(starts)
     safe = len(text) - 16
     n = 0
-    tokens = ids_kept = bytes_kept = np.int64(0)
+    tokens = bytes_kept = np.int64(0)
     last = False
     state[FIRST_PIECE] = piece
     while n < GROUP:
@@ -205,7 +225,9 @@ def _cut(model, batch, state, group):
             elif at < segment_end:
                 token = 0
                 if n_levels == 1:
-                    n_tokens = find_tokens(classes, steps, starts[0], width, text, at, segment_end, token_ends)
+                    n_tokens = find_tokens(
+                        classes, steps, starts[0], width, text, at, segment_end, token_ends
+                    )
                 elif n_levels == 0:
                     token_ends[0] = segment_end
                     n_tokens = 1
@@ -277,17 +299,15 @@ def _cut(model, batch, state, group):
     state[TOKEN_START], state[TOKEN_END] = token_start, token_end
     state[TOKEN], state[TOKENS] = token, n_tokens
     is_long = n > 0 and kinds[n - 1] >= 0 and chunk_ends[n - 1] - chunk_starts[n - 1] > LONG
-    if is_long:
-        ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1]) - 1
-    else:
-        ids_kept = tokens
+    ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1]) - 1 if is_long else tokens
     state[N], state[MOST_TOKENS], state[MOST_IDS], state[MOST_BYTES] = n, tokens, ids_kept, bytes_kept
     state[LAST] = last
 
 
 @compiled
 def _merged(single, symbols_of, widths, merges, products, text, start, end, kind, symbols, ranks):
-    """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes + 1). Returns how many."""
+    """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes + 1). Returns how
+    many."""
     n = 0
     if len(symbols_of) == 0:
         for i in range(start, end):
@@ -314,8 +334,50 @@ def _merged(single, symbols_of, widths, merges, products, text, start, end, kind
 
 
 @compiled
-def _mask(text, spans, s, start, end, kind, ids, n, widths, by_characters, mask, t):
-    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed, seams).
+def _pieces(words, word_bytes, becomes, becomes_bytes, unknown, most, text, start, end, symbols):
+    """WordPiece: the longest entry that begins the word, then the longest that goes on, and so on; as
+    `_merged`."""
+    room = np.empty(4 * most + 16, np.uint8)
+    n = characters = 0
+    at = start
+    while at < end:
+        point, size = decode(text, at)
+        at += size
+        place, length = becomes[point, 0], becomes[point, 1]
+        for i in range(place, place + length):
+            if becomes_bytes[i] & 0xC0 != 0x80:
+                characters += 1
+                if characters > most:
+                    symbols[0] = unknown
+                    return 1
+            room[n] = becomes_bytes[i]
+            n += 1
+    count = 0
+    at = 0
+    while at < n:
+        stop = n
+        kind = WHOLE if at == 0 else PART
+        while stop > at:
+            first, second, tag = key_of(room, at, stop, kind)
+            row = look_up(words, word_bytes, first, second, tag, room, at)
+            if words[row, 2] != 0:
+                symbols[count] = np.int32(words[row, 3])
+                count += 1
+                break
+            stop -= 1
+            while stop > at and room[stop] & 0xC0 == 0x80:
+                stop -= 1
+        if stop == at:
+            symbols[0] = unknown
+            return 1
+        at = stop
+    return count
+
+
+@compiled
+def _mask(text, spans, s, start, end, kind, ids, n, widths, family, mask, t):
+    """Write the mask of the n tokens ids[t:], of the text start:end; returns (the first span not passed,
+    seams).
 
     widths: see Model.spans."""
     while s < len(spans) and spans[s, 1] <= start:
@@ -326,13 +388,16 @@ def _mask(text, spans, s, start, end, kind, ids, n, widths, by_characters, mask,
     if spans[s, 0] <= start and end <= spans[s, 1]:
         mask[t : t + n] = 1
         return s, 0
+    if family == WORDS:
+        # Where the pieces of a word come from is known to the tokenizer alone.
+        return s, UNKNOWN_BORDER
     seams = 0
     at = start
     near = s
     for i in range(n):
         width = np.int64(widths[ids[t + i]]) if n > 1 else end - start
         after = at + width
-        if by_characters and n > 1:
+        if family == CHARACTERS and n > 1:
             after = at + 1
             if width > 0:
                 after = at
@@ -376,7 +441,7 @@ def _add(model, vocabulary, table, text, group, n):
     rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
     words, word_bytes = vocabulary.rows, vocabulary.bytes
     single, symbols_of, widths = model.single, model.symbols, model.widths
-    merges, products = model.merges, model.products
+    merges, products, family = model.merges, model.products, model.family
     symbols = np.empty(LONG + 1, np.int32)
     ranks = np.empty(SHORT, np.int32)
     for i in range(n):
@@ -392,12 +457,68 @@ def _add(model, vocabulary, table, text, group, n):
                 if words[entry, 2] != 0:
                     symbols[0] = np.int32(words[entry, 3])
                     count = 1
-            if count == 0:
-                count = _merged(
-                    single, symbols_of, widths, merges, products, text, start, ends[i], kinds[i], symbols, ranks
+            if family == WORDS:
+                count = _pieces(
+                    words,
+                    word_bytes,
+                    model.becomes,
+                    model.becomes_bytes,
+                    model.unknown,
+                    model.most_characters,
+                    text,
+                    start,
+                    ends[i],
+                    symbols,
                 )
-            keep(rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count)
+            elif count == 0:
+                count = _merged(
+                    single,
+                    symbols_of,
+                    widths,
+                    merges,
+                    products,
+                    text,
+                    start,
+                    ends[i],
+                    kinds[i],
+                    symbols,
+                    ranks,
+                )
+            keep(
+                rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count
+            )
         found[i] = row
+
+
+@compiled
+def _encode_long(model, vocabulary, text, start, end, kind, symbols):
+    # No entry of a vocabulary is as long (cuts.py sees to it).
+    if model.family == WORDS:
+        return _pieces(
+            vocabulary.rows,
+            vocabulary.bytes,
+            model.becomes,
+            model.becomes_bytes,
+            model.unknown,
+            model.most_characters,
+            text,
+            start,
+            end,
+            symbols,
+        )
+    return _merged(
+        model.single,
+        model.symbols,
+        model.widths,
+        model.merges,
+        model.products,
+        text,
+        start,
+        end,
+        kind,
+        symbols,
+        np.empty(0, np.int32),
+    )
 
 
 @compiled
@@ -430,7 +551,9 @@ def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_end
 
 
 @compiled
-def _emit_masks(rows, group, n, piece, text, matches, spans, span, widths, by_characters, out_ids, out_mask, t, seams):
+def _emit_masks(
+    rows, group, n, piece, text, matches, spans, span, widths, family, out_ids, out_mask, t, seams
+):
     """Write the masks of what `_emit` wrote from t on; returns the first span not passed."""
     kinds, found, starts, ends = group.kinds, group.found, group.starts, group.ends
     for i in range(n):
@@ -443,9 +566,9 @@ def _emit_masks(rows, group, n, piece, text, matches, spans, span, widths, by_ch
         else:
             count = np.int64(rows[found[i], 2] >> np.uint64(48))
         span, straddling = _mask(
-            text, spans, span, start, end, kinds[i], out_ids, count, widths, by_characters, out_mask, t
+            text, spans, span, start, end, kinds[i], out_ids, count, widths, family, out_mask, t
         )
-        seams[piece] += straddling
+        seams[piece] = straddling if straddling < 0 else seams[piece] + straddling
         t += count
     return span
 
@@ -454,10 +577,11 @@ def _emit_masks(rows, group, n, piece, text, matches, spans, span, widths, by_ch
 def run(model, vocabulary, table, batch, state, group, out):
     """Encode on from `state` into `out`, until the batch is done, `out` or the table is full.
 
-    Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's ids).
+    Returns (why it stopped, tokens written, the room that the next group needs in `out` or in the table's
+    ids).
     """
     text, matches = batch.text, batch.matches
-    by_characters = len(model.symbols) > 0
+    family = model.family
     t = np.int64(0)
     while True:
         if state[CUT] == 0:
@@ -479,7 +603,9 @@ def run(model, vocabulary, table, batch, state, group, out):
         short = n - 1 if is_long else n
         if _find(table.rows, table.bytes, text, group, short) > 0:
             _add(model, vocabulary, table, text, group, short)
-        written = _emit(table.rows, table.ids, group, short, piece, state[TOTAL], matches, out.ids, t, out.piece_ends)
+        written = _emit(
+            table.rows, table.ids, group, short, piece, state[TOTAL], matches, out.ids, t, out.piece_ends
+        )
         if batch.has_spans:
             state[SPAN] = _emit_masks(
                 table.rows,
@@ -491,7 +617,7 @@ def run(model, vocabulary, table, batch, state, group, out):
                 batch.spans,
                 state[SPAN],
                 model.spans,
-                by_characters,
+                family,
                 out.ids,
                 out.mask,
                 t,
@@ -501,20 +627,7 @@ def run(model, vocabulary, table, batch, state, group, out):
         if is_long:
             start, end = group.starts[n - 1], group.ends[n - 1]
             symbols = np.empty(end - start + 1, np.int32)
-            # No entry of a vocabulary is as long (cuts.py sees to it).
-            count = _merged(
-                model.single,
-                model.symbols,
-                model.widths,
-                model.merges,
-                model.products,
-                text,
-                start,
-                end,
-                group.kinds[n - 1],
-                symbols,
-                np.empty(0, np.int32),
-            )
+            count = _encode_long(model, vocabulary, text, start, end, group.kinds[n - 1], symbols)
             out.ids[t : t + count] = symbols[:count]
             if batch.has_spans:
                 state[SPAN], straddling = _mask(
@@ -527,11 +640,13 @@ def run(model, vocabulary, table, batch, state, group, out):
                     out.ids,
                     count,
                     model.spans,
-                    by_characters,
+                    family,
                     out.mask,
                     t,
                 )
-                out.seams[state[PIECE]] += straddling
+                out.seams[state[PIECE]] = (
+                    straddling if straddling < 0 else out.seams[state[PIECE]] + straddling
+                )
             t += count
         if state[LAST]:
             return DONE, t, np.int64(0)

@@ -1,8 +1,9 @@
 """The compiled twin of patterns.Automaton: pre-tokens of UTF-8 text.
 
-An automaton's steps come as one array with states as offsets of rows. A step is ``offset << 3 | flags``: MATCH, a
-match ends before this character; BORDER, moreover the automaton died and began anew with this character; STOP, it died
-otherwise. Thus text that never needs to go back is one step per character, without a branch on where tokens end.
+An automaton's steps come as one array with states as offsets of rows. A step is ``offset << 3 | flags``:
+MATCH, a match ends before this character; BORDER, moreover the automaton died and began anew with this
+character; STOP, it died otherwise. Thus text that never needs to go back is one step per character, without
+a branch on where tokens end.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from coverage_job.counting.compiled import compiled, inlined
 MATCH, BORDER, STOP = 1, 2, 4
 
 
-def lay_out(steps: npt.NDArray[np.int32], states: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Steps of one or more automata (patterns.Automaton, back to back, of `states` rows each) as described above;
-    and the offset of each one's start state."""
+def lay_out(
+    steps: npt.NDArray[np.int32], states: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Steps of one or more automata (patterns.Automaton, back to back, of `states` rows each) as described
+    above; and the offset of each one's start state."""
     width = steps.shape[1]
     laid = np.empty_like(steps)
     starts = []
@@ -92,7 +95,8 @@ def _gap_end(classes, steps, start, width, text, at, limit):
 
 @compiled
 def find_tokens(classes, steps, start, width, text, at, limit, ends):
-    """The ends of the pre-tokens of text[at:limit], up to len(ends) of them; `at` begins one. Returns how many."""
+    """The ends of the pre-tokens of text[at:limit], up to len(ends) of them; `at` begins one. Returns how
+    many."""
     n = 0
     most = len(ends)
     token = at
@@ -133,8 +137,8 @@ def find_tokens(classes, steps, start, width, text, at, limit, ends):
 def find_tokens_by_steps(classes, steps, starts, width, text, at, limit, ends, levels):
     """As find_tokens, where each automaton splits the pieces that the one before left.
 
-    levels int64[levels, 3], kept from call to call within text[:limit], -1 at first: the end of each automaton's
-    piece; where that is a gap, its end and the end of the match that follows.
+    levels int64[levels, 3], kept from call to call within text[:limit], -1 at first: the end of each
+    automaton's piece; where that is a gap, its end and the end of the match that follows.
     """
     n = 0
     n_levels = len(starts)

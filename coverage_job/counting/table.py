@@ -16,8 +16,8 @@ class Table(NamedTuple):
     """Chunks and what they encode to.
 
     rows: uint64[size, 4], a row: the first 16 bytes (or the hash and the place in `bytes` of a longer chunk),
-        then ids << 48 | kind << 32 | length + 1 (0: empty), then the ids: one or two inline (low half first), else
-        their place in `ids`.
+        then ids << 48 | kind << 32 | length + 1 (0: empty), then the ids: one or two inline (low half
+        first), else their place in `ids`.
     used: int64[3]: rows, bytes and ids in use.
     """
 
@@ -160,7 +160,20 @@ def preload(table, texts, ends, ids, kind):
         first, second, tag = key_of(texts, start, end, kind)
         row = look_up(table.rows, table.bytes, first, second, tag, texts, start)
         if table.rows[row, 2] == 0:
-            keep(table.rows, table.bytes, table.ids, table.used, row, first, second, tag, texts, start, ids[i : i + 1], 1)
+            keep(
+                table.rows,
+                table.bytes,
+                table.ids,
+                table.used,
+                row,
+                first,
+                second,
+                tag,
+                texts,
+                start,
+                ids[i : i + 1],
+                1,
+            )
 
 
 @compiled
@@ -178,5 +191,3 @@ def regrow(table, bigger):
             row = (row + 1) & mask
         for j in range(4):
             new[row, j] = old[i, j]
-
-

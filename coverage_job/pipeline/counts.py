@@ -43,6 +43,7 @@ from coverage_job.tokenizer.load import load
 
 # Share of labels that may differ from their own ids before they are taken for shifted ones.
 _MOST_SHIFTED = 0.01
+_MOST_GROUPS = 1000
 # What a corpus that holds the token proves wrong.
 OPEN = (Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE)
 
@@ -52,40 +53,28 @@ class Counted:
     """What counting gave.
 
     histogram: schema HISTOGRAM. corpora: the list of `run.json`. contexts: a text per token that the
-    vocabulary table knew none for. bad: located bad records.
+    vocabulary table knew none for. bad: located bad records. mixed: rows of schema MIXED_SCRIPT.
     """
 
     histogram: pa.Table
     corpora: list[dict[str, Any]]
     contexts: dict[int, str]
     bad: list[BadRecord]
+    mixed: list[dict[str, Any]]
     audit: dict[str, Any]
     peak_bytes: int
 
 
 def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Counted:
     """One pass over every corpus, on an engine. Raises CorpusError past the job's limits for bad input."""
-    options = plan.job.engine
-    with steps.step("cuts"):
-        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
-    open_ids = ids_of(vocabulary, OPEN)
+    spec = count_spec(plan, ids_of(vocabulary, OPEN), steps)
     with steps.step("look into the store" if plan.job.store is not None else "splits"):
         stored = {c.corpus.name: _stored(c, plan, steps) for c in plan.corpora}
-    spec = CountSpec(
-        tokenizer=plan.tokenizer,
-        rows=plan.rows,
-        cuts=cuts,
-        cache_mib=options.cache_mib,
-        audit_every=options.audit_every,
-        corpora={
-            c.corpus.name: replace(_corpus_spec(c, plan, open_ids), store=stored[c.corpus.name].spec)
-            for c in plan.corpora
-        },
-    )
-    if not isinstance(engine, SparkEngine) or engine.local:
-        # Compiled once here, what workers of this machine run is found in the cache by all of them.
-        with steps.step("compile"):
-            kernel_of(spec)
+    corpora = {
+        name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items() if name in stored
+    }
+    spec = replace(spec, corpora=corpora)
+    compile_here(spec, engine, steps)
     splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
     counts, reports = _pass(engine, spec, splits, steps)
     tainted = _tainted(reports)
@@ -111,7 +100,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
             )
         counts = pa.concat_tables([counts, more])
         reports += map(orjson.loads, texts)
-    infos, bad, tables = [], [], []
+    infos, bad, mixed, tables = [], [], [], []
     contexts: dict[int, str] = {}
     for c in plan.corpora:
         name = c.corpus.name
@@ -130,6 +119,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         _check_limits(c, tally, plan.job)
         infos.append(_corpus_info(c, tally, len(own.kept.files)))
         bad += tally.bad
+        mixed += [{"corpus": name, **place} for place in tally.mixed.places]
         tables.append(own_counts)
         contexts = own_contexts | contexts
     return Counted(
@@ -137,6 +127,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         corpora=infos,
         contexts=contexts,
         bad=bad,
+        mixed=mixed,
         audit=_sum_audits(reports),
         peak_bytes=max((r["peak_bytes"] for r in reports), default=0),
     )
@@ -242,6 +233,28 @@ def _without_counts(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "pieces": [p for p in report["pieces"] if p["error"]], "contexts": {}}
 
 
+def count_spec(plan: Plan, sought: tuple[int, ...], steps: Steps) -> CountSpec:
+    """What workers need to count the corpora of a plan. sought: ids for which a text is sought."""
+    options = plan.job.engine
+    with steps.step("cuts"):
+        cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
+    return CountSpec(
+        tokenizer=plan.tokenizer,
+        rows=plan.rows,
+        cuts=cuts,
+        cache_mib=options.cache_mib,
+        audit_every=options.audit_every,
+        corpora={c.corpus.name: _corpus_spec(c, plan, sought) for c in plan.corpora},
+    )
+
+
+def compile_here(spec: CountSpec, engine: Engine, steps: Steps) -> None:
+    """Compile the kernel once in this process: workers of this machine then find it in the cache."""
+    if not isinstance(engine, SparkEngine) or engine.local:
+        with steps.step("compile"):
+            kernel_of(spec)
+
+
 def _corpus_spec(c: CorpusPlan, plan: Plan, open_ids: tuple[int, ...]) -> CorpusSpec:
     corpus = c.corpus
     return CorpusSpec(
@@ -329,6 +342,14 @@ def _corpus_info(c: CorpusPlan, tally: Tally, reused: int) -> dict[str, Any]:
     }
     if c.corpus.stage is Stage.POSTTRAINING:
         info["mask_audit"] = tally.mask_audit.to_dict()
+        info["mixed_script"] = {
+            "documents": sum(tally.mixed.documents.values()),
+            "mixed": sum(tally.mixed.mixed.values()),
+            "by_language": {
+                language: {"documents": n, "mixed": tally.mixed.mixed.get(language, 0)}
+                for language, n in sorted(tally.mixed.documents.items())
+            },
+        }
         info["mask_findings"] = [asdict(f) for f in findings(tally.mask_audit)]
     return info
 
@@ -346,6 +367,13 @@ def _histogram(counts: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
     """Counts by unit as schema HISTOGRAM, in the job's order of corpora."""
     order = {c.corpus.name: i for i, c in enumerate(corpora)}
     stage = {c.corpus.name: c.corpus.stage.value for c in corpora}
+    groups = pl.DataFrame(counts).group_by("unit").agg(pl.col("group").n_unique())
+    for name, number in groups.iter_rows():
+        if number > _MOST_GROUPS:
+            field = next(c.corpus.group_by for c in corpora if c.corpus.name == name)
+            raise CorpusError(
+                f"corpus {name}: {number:,} values of group_by: {field}; over {_MOST_GROUPS:,} are an error"
+            )
     frame = (
         pl.DataFrame(counts)
         .rename({"unit": "corpus"})

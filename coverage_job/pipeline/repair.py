@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import numpy as np
+import orjson
 
 from coverage_job.errors import RemedyError, StorageError
+from coverage_job.pipeline.counts import compile_here, count_spec
 from coverage_job.pipeline.opened import OpenedRun
+from coverage_job.pipeline.plan import make_plan, open_engine
 from coverage_job.progress import Steps
-from coverage_job.remedies import repeat_files
+from coverage_job.remedies import mix_files, repeat_files
+from coverage_job.remedies import prune as pruning
+from coverage_job.remedies.mix import MixOptions, MixSpec
+from coverage_job.remedies.mix import needs as mix_needs
 from coverage_job.remedies.proof import DialogueCounter
 from coverage_job.remedies.protect import protected_ids
 from coverage_job.remedies.repeat import RepeatOptions, build, needs
-from coverage_job.storage import exists, join, write_bytes
+from coverage_job.schemas import Stage
+from coverage_job.storage import exists, join, write_bytes, write_parquet
 
 
 def new_directory(path: str) -> None:
@@ -64,3 +73,53 @@ def protect(run_directory: str, output: str) -> str:
     path = join(output, "protected_ids.npy")
     write_bytes(path, buffer.getvalue())
     return f"protect: {len(ids):,} rows to keep, in {path}; docs/protect.md says how to train with them"
+
+
+def mix(run_directory: str, output: str, *, engine_name: str, options: MixOptions, steps: Steps) -> str:
+    """Choose and write pre-training documents that cover what is short; returns the line that says so."""
+    new_directory(output)
+    opened = OpenedRun.open(run_directory)
+    coverage = opened.coverage()
+    need = mix_needs(coverage, opened.rows)
+    if not need.any():
+        raise RemedyError(f"{run_directory}: no token is short that the corpora hold often enough to mix in")
+    pretraining = [c for c in opened.job.corpora if c.stage is Stage.PRETRAINING and c.table is None]
+    if not pretraining:
+        raise RemedyError(f"{run_directory}: the job has no pre-training files to choose from")
+    job = opened.job.model_copy(update={"corpora": pretraining})
+    with open_engine(engine_name, job) as engine:
+        plan = make_plan(job, engine, steps)
+        texts = [c for c in plan.corpora if c.source.shape == "text"]
+        spec = count_spec(plan, (), steps)
+        compile_here(spec, engine, steps)
+        with ExitStack() as stack:
+
+            def phase(name: str, total: int) -> Callable[[], None]:
+                return stack.enter_context(steps.step(name, total=total, unit="tasks")).advance
+
+            documents = mix_files.collect(
+                engine, MixSpec(spec, need, options, 0), [s for c in texts for s in c.splits], phase
+            )
+    mix_files.write(output, documents)
+    with steps.step("count again"):
+        summary = mix_files.prove(output, coverage, opened.kernel(), options.budget_tokens)
+    return summary.line()
+
+
+def prune(
+    run_directory: str, output: str, *, max_pretraining: int, max_posttraining: int, apply: bool
+) -> str:
+    """Write the pruning proposal and, with `apply`, the pruned tokenizer.json; returns what it saves."""
+    new_directory(output)
+    opened = OpenedRun.open(run_directory)
+    proposal = pruning.propose(
+        opened.coverage(),
+        opened.tokenizer,
+        max_pretraining=max_pretraining,
+        max_posttraining=max_posttraining,
+    )
+    write_parquet(join(output, "prune_map.parquet"), proposal.to_arrow())
+    if apply:
+        made = pruning.apply(orjson.loads(opened.tokenizer.to_str()), pruning.id_map(proposal))
+        write_bytes(join(output, "tokenizer.json"), orjson.dumps(made))
+    return pruning.line(proposal)

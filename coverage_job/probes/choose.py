@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,8 +161,3 @@ def _fields(line: str, where: str) -> dict[str, Any]:
     if stripped.isascii() and stripped.isdigit():
         return {"token_id": int(stripped)}
     return {"text": stripped}
-
-
-def as_tokens(ids: Sequence[int], tokenizer: Tokenizer, language: str = "und") -> list[ProbeToken]:
-    """Tokens of given ids."""
-    return [ProbeToken(i, own_text(tokenizer, i), language) for i in ids]

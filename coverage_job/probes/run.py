@@ -16,7 +16,8 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from coverage_job import storage
-from coverage_job.errors import ProbeError
+from coverage_job.checkpoint.read import open_checkpoint
+from coverage_job.errors import CheckpointError, ProbeError
 from coverage_job.probes.choose import choose_tokens, parse_list
 from coverage_job.probes.confusion import Answer, as_words, confusion, parse_answers
 from coverage_job.probes.endpoint import Endpoint, Question, ask
@@ -91,6 +92,14 @@ def read_source(
     return write_prompts(tokens, tokenizer, kinds)
 
 
+def rows_of_checkpoint(source: str) -> Rows:
+    """Output rows of a checkpoint on disk, for `probe_run(rows=...)`. Raises CheckpointError."""
+    matrix = open_checkpoint(source).matrix("lm_head")
+    if matrix is None:
+        raise CheckpointError(f"checkpoint {source}: has no output matrix; give the model that answered")
+    return lambda ids: matrix.rows_of(np.array(ids, dtype=np.int64))
+
+
 def probe_run(
     prompts: Sequence[Prompt],
     output: str | Path,
@@ -139,7 +148,9 @@ def probe_run(
             generate(model, tokenizer, encoded, kept, max_new_tokens, progress)
             answers = kept.answers
         if verify:
-            contexts = [(p.token_id, verification_ids(p, tokenizer, wrap)) for p in prompts]
+            # In the other kinds something else than the token comes next.
+            asking = [p for p in prompts if p.kind == "copy"] or prompts
+            contexts = [(p.token_id, verification_ids(p, tokenizer, wrap)) for p in asking]
             probability = largest_probabilities(model, contexts)
         rows = rows or model.output_rows
     elif endpoint is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coverage_job.checks import Result
+from coverage_job.counting.store_files import Folder
 from coverage_job.coverage import starved
 from coverage_job.tokenizer.vocabulary import printable
 
@@ -160,6 +162,19 @@ def verdicts(results: Sequence[Result]) -> RenderableType:
     return table
 
 
+def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
+    """What the run warns of: masks that are not what the corpus' owner thinks, files that are missing."""
+    lines = []
+    for c in corpora:
+        said = [*c["warnings"], *(f["text"] for f in c.get("mask_findings", []) if f["warns"])]
+        if c["files_missing"]:
+            said.append(
+                f"{whole(len(c['files_missing']))} files could not be read: {c['files_missing'][0]} ..."
+            )
+        lines += [f"  {c['name']}: {text}" for text in said]
+    return Text("\n".join(["Warnings", *lines]) if lines else "No warnings.")
+
+
 def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
     """What would be read: name, stage, files, bytes, splits and how records are read, per corpus."""
     cells = [[n, stage, whole(f), size(b), whole(s), how] for n, stage, f, b, s, how in rows]
@@ -190,6 +205,8 @@ def run_report(
         blank,
         most_starved(coverage),
         blank,
+        warnings(run["corpora"]),
+        blank,
         verdicts(results),
         blank,
         next_steps(path, coverage),
@@ -199,3 +216,19 @@ def run_report(
 def show(renderable: RenderableType) -> None:
     """Print to standard output."""
     Console(highlight=False).print(renderable)
+
+
+def store_folders(folders: Sequence[Folder]) -> RenderableType:
+    """What a store keeps."""
+    rows = [
+        (
+            f.corpus,
+            f.options[:12],
+            whole(f.parts),
+            whole(f.snapshots),
+            size(f.bytes),
+            datetime.fromtimestamp(f.newest, timezone.utc).strftime("%Y-%m-%d %H:%M") if f.newest else "–",
+        )
+        for f in folders
+    ]
+    return grid("Store", ("corpus", "options", "parts", "snapshots", "size", "newest (UTC)"), rows, left=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coverage_job.corpus.audit import COUNTS, MAX_TEXTS, THRESHOLDS, MaskAudit, findings, warning_lines
@@ -20,6 +20,7 @@ audits = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(audits, audits, audits)
 def test_merge_is_associative_and_commutative(a: MaskAudit, b: MaskAudit, c: MaskAudit) -> None:
     assert a.merge(b) == b.merge(a)
@@ -27,6 +28,7 @@ def test_merge_is_associative_and_commutative(a: MaskAudit, b: MaskAudit, c: Mas
     assert a.merge(MaskAudit()) == a
 
 
+@settings(deadline=None)
 @given(audits)
 def test_it_travels_as_plain_values(audit: MaskAudit) -> None:
     assert MaskAudit.from_dict(audit.to_dict()) == audit

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -58,6 +58,7 @@ def supervised_texts(encoded: TokenBatch) -> list[str]:
 documents = st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1)), max_size=8), max_size=5)
 
 
+@settings(deadline=None)
 @given(documents, st.integers(1, 9), st.sampled_from(["left", "right"]))
 def test_truncation_is_slicing_each_document(docs: list[Any], limit: int, side: Any) -> None:
     batch = tokens(*docs)

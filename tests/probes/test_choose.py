@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from coverage_job.errors import ProbeError
-from coverage_job.probes.choose import as_tokens, choose_tokens, own_text, parse_list
-from tests.probes.tiny import byte_tokenizer
+from coverage_job.probes.choose import choose_tokens, own_text, parse_list
+from tests.probes.tiny import as_tokens, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 SIZE = TOKENIZER.get_vocab_size()

@@ -12,7 +12,6 @@ from coverage_job.probes.confusion import (
     parse_answers,
     words_of,
 )
-from coverage_job.probes.mixing import mixed_script
 from tests.conftest import SHARED, needs_shared
 
 WORDS = as_words(["however", "That", "the", "garden", "it's me"])
@@ -67,29 +66,26 @@ def test_rates_and_their_denominators():
 
 
 @pytest.mark.parametrize(
-    ("text", "language", "quoted", "expected"),
+    ("response", "language", "prompt", "letters", "scripts"),
     [
-        ("私は сегодня 元気です。", "ja", (), {"Cyrillic": 7}),
-        ("Python と AI を使います。", "ja", (), {}),
-        ("오늘은 天氣가 좋습니다.", "ko", (), {"Han": 2}),
-        ("한국(韓國)의 수도", "ko", (), {}),
-        ("今天天气がいい", "zh", (), {"Hiragana": 3}),
-        ("详见 https://пример.рф/стр 页面", "zh", (), {}),
-        ("用 `слово` 表示", "zh", (), {}),
-        ("```\nслово\n```\n完成", "zh", (), {}),
-        ("слово 的意思是词", "zh", ("слово 是什么意思？",), {}),
-        ("слова 的意思是词", "zh", ("слово 是什么意思？",), {"Cyrillic": 5}),
-        ("“слово”的意思是词", "zh", (), {}),
-        ("это слово и 词", "ru", (), {"Han": 1}),
-        ("هذه كلمة слово هنا", "ar", (), {"Cyrillic": 5}),
-        ("a word and слово", "en", (), {"Cyrillic": 5}),
-        ("コーヒー、々〆ヶ", "ja", (), {}),
-        ("", "ja", (), {}),
-        ("ﾊﾝｶｸ と ＦＵＬＬ", "ja", (), {}),
+        ("私は сегодня 元気です。", "ja", "", 7, ["Cyrillic"]),
+        ("Python と AI を使います。", "ja", "", 0, []),
+        ("오늘은 天氣가 좋습니다.", "ko", "", 2, ["Han"]),
+        ("한국(韓國)의 수도", "ko", "", 0, []),
+        ("今天天气がいい", "zh-Hans", "", 3, ["Hiragana"]),
+        ("用 `слово` 表示，详见 https://пример.рф/стр 页面", "zh", "", 0, []),
+        ("слово 的意思是词", "zh", "слово 是什么意思？", 0, []),
+        ("это слово и 词, 그리고", "ru", "", 4, ["Han", "Hangul"]),
+        ("هذه كلمة слово هنا", "ar", "", 5, ["Cyrillic"]),
+        ("<think>думаю</think>はい、そうです。", "ja", "", 0, []),
+        ("", "ja", "", 0, []),
     ],
 )
-def test_letters_of_other_scripts(text, language, quoted, expected):
-    assert mixed_script(text, language, quoted).foreign == expected
+def test_letters_of_other_scripts(response, language, prompt, letters, scripts):
+    table, summary = confusion([Answer(response, language, prompt)], words=WORDS, identify=by_letters)
+    assert table["foreign_letters"].to_pylist() == [letters]
+    assert table["foreign_scripts"].to_pylist() == [scripts]
+    assert summary["overall"]["foreign_script"]["successes"] == (letters > 0)
 
 
 def test_answers_from_csv_and_jsonl():

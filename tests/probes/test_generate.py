@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from coverage_job.errors import ProbeError
-from coverage_job.probes.choose import as_tokens
 from coverage_job.probes.generate import TransformersModel, generate, largest_probabilities
 from coverage_job.probes.journal import Journal
 from coverage_job.probes.prompts import encode_prompt, write_prompts
-from tests.probes.tiny import byte_tokenizer, save_model
+from tests.probes.tiny import as_tokens, byte_tokenizer, save_model
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

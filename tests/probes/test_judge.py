@@ -118,6 +118,7 @@ def test_ids_tell_where_no_text_can():
         "\ud7a3" * 3000,
         "```",
         "1. 2. 3.",
+        "a" * 50000 + "b",
         "\u202e\u202e",
         "<think>" * 50,
     ],

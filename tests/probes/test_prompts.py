@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from coverage_job.errors import ProbeError
-from coverage_job.probes.choose import ProbeToken, as_tokens
+from coverage_job.probes.choose import ProbeToken
 from coverage_job.probes.prompts import (
     KINDS,
     dump_prompts,
@@ -15,7 +15,7 @@ from coverage_job.probes.prompts import (
     verification_ids,
     write_prompts,
 )
-from tests.probes.tiny import byte_tokenizer
+from tests.probes.tiny import as_tokens, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 LANGUAGES = ("ja", "ko", "zh", "ru", "ar", "en")

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from coverage_job.errors import ProbeError
-from coverage_job.probes.choose import ProbeToken, as_tokens
+from coverage_job.probes.choose import ProbeToken
 from coverage_job.probes.endpoint import Endpoint
 from coverage_job.probes.prompts import dump_prompts, write_prompts
-from coverage_job.probes.run import confusion_run, probe_run, read_source
+from coverage_job.probes.run import confusion_run, probe_run, read_source, rows_of_checkpoint
 from coverage_job.schemas import CONFUSION, PROBE
-from tests.probes.tiny import byte_tokenizer, serving
+from tests.probes.tiny import as_tokens, byte_tokenizer, serving
 
 TOKENIZER = byte_tokenizer()
 SIZE = TOKENIZER.get_vocab_size()
@@ -148,6 +148,19 @@ def test_sources(tmp_path):
     kept = tmp_path / "my-prompts.jsonl"
     kept.write_bytes(dump_prompts(by_folder))
     assert read_source(str(kept), TOKENIZER) == by_folder
+
+
+def test_distances_in_the_matrix_of_a_checkpoint(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    matrix = np.random.default_rng(0).normal(size=(SIZE, 8)).astype(np.float32)
+    numpy.save_file({"lm_head.weight": matrix}, tmp_path / "model.safetensors")
+    prompts = rare_prompts()
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(json.dumps({"prompt_id": prompts[0].prompt_id, "response": "стол стол стол"}))
+    rows = rows_of_checkpoint(str(tmp_path))
+    [row] = probe_run(prompts, tmp_path / "p", TOKENIZER, responses=str(mine), rows=rows).table.to_pylist()
+    a, b = matrix[prompts[0].token_id], matrix[row["substitute_id"]]
+    assert row["substitute_cosine"] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), rel=1e-5)
 
 
 def test_one_answerer_at_most(tmp_path):

@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 
 from coverage_job.errors import ProbeError
-from coverage_job.probes.choose import as_tokens
 from coverage_job.probes.endpoint import Endpoint
 from coverage_job.probes.generate import TransformersModel
 from coverage_job.probes.prompts import encode_prompt, write_prompts
 from coverage_job.probes.run import probe_run
-from tests.probes.tiny import byte_tokenizer, save_model
+from tests.probes.tiny import as_tokens, byte_tokenizer, save_model
 
 pytest.importorskip("fastapi", reason="transformers' server needs fastapi, uvicorn and openai")
 pytest.importorskip("uvicorn", reason="transformers' server needs fastapi, uvicorn and openai")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from coverage_job.probes.choose import ProbeToken, own_text
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -39,6 +41,11 @@ def byte_tokenizer(size: int = 700) -> Tokenizer:
     )
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
     return tokenizer
+
+
+def as_tokens(ids: Iterable[int], tokenizer: Tokenizer, language: str = "und") -> list[ProbeToken]:
+    """Tokens of given ids, with the text that has them."""
+    return [ProbeToken(i, own_text(tokenizer, i), language) for i in ids]
 
 
 def save_model(folder: Path, tokenizer: Tokenizer, *, chat: bool = True) -> Path:

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from coverage_job.config import RankFile
+from coverage_job.corpus.documents import TextBatch, TokenBatch
+from coverage_job.counting import table
+from coverage_job.counting.cuts import Cuts, derive
+from coverage_job.counting.kernel import FastKernel
+from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.tokenizer.load import describe, load
+from tests.conftest import SHARED, needs_shared
+from tests.counting.texts import batches, make_batch
+
+# Sentences of our own, in several scripts, from which tiny tokenizers learn merges.
+LESSON = [
+    "The quick brown fox doesn't jump over the lazy dogs; they've seen it before, and they'll see it again.",
+    "def count(tokens):\n    return sum(1 for token in tokens if token != '')\n\n\nprint(count([1, 22, 333]))\r\n",
+    "Быстрая коричневая лиса прыгает через ленивую собаку, и собака это видит.",
+    "猫が窓のそばで静かに眠っている。犬は庭で遊んでいる。今日は天気がとてもいい。",
+    "今天天气很好，我们去公园散步。孩子们在草地上跑来跑去，老人们在树下下棋。",
+    "오늘은 날씨가 좋아서 공원에 갔습니다. 아이들이 뛰어놀고 있었습니다.",
+] * 3
+SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?\p{L}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_level(
+    ignore_merges: bool, normalizer: object = None, splits: tuple[str, ...] = (SPLIT,)
+) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *[pre_tokenizers.Split(Regex(s), "isolated") for s in splits],
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
+    )
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(LESSON, trainer)
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken("www.", normalized=True), AddedToken("[MASK]", lstrip=True)])
+    return tokenizer
+
+
+def by_characters(prefix: bool) -> Tokenizer:
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.train_from_iterator(LESSON, trainers.BpeTrainer(vocab_size=500, show_progress=False))
+    config = json.loads(trained.to_str())
+    vocab = {f"<0x{b:02X}>": b for b in range(256)}
+    for token in config["model"]["vocab"]:
+        vocab.setdefault(token, len(vocab))
+    vocab.setdefault("▁", len(vocab))
+    merges = [tuple(m) for m in config["model"]["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<0x00>", fuse_unk=True, byte_fallback=True))
+    steps = [normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *steps] if prefix else steps)
+    tokenizer.decoder = decoders.ByteFallback()
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False), AddedToken("</s>", normalized=True)])
+    return tokenizer
+
+
+def words() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", "[MASK]", "[SEP]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(LESSON, trainer)
+    return tokenizer
+
+
+TINY = {
+    "byte level": lambda: byte_level(False),
+    "byte level, whole pre-tokens": lambda: byte_level(True),
+    "byte level, NFC": lambda: byte_level(False, normalizers.NFC()),
+    "byte level, NFKC": lambda: byte_level(True, normalizers.NFKC()),
+    "byte level, several splits": lambda: byte_level(
+        False, None, (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", SPLIT)
+    ),
+    "words": words,
+    "by characters": lambda: by_characters(False),
+    "by characters, with a prefix": lambda: by_characters(True),
+}
+QWEN = {
+    "path": str(SHARED / "tokenizers" / "qwen1" / "qwen.tiktoken"),
+    "pattern": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "normalizer": "NFC",
+    "special_tokens": {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
+}
+REAL = [
+    "gpt2",
+    "o200k_base",
+    "qwen3",
+    "qwen1",
+    "deepseek_v3",
+    "tekken",
+    "llama2",
+    "mistral_v1",
+    "minilm_wordpiece",
+]
+
+
+def real(name: str) -> Tokenizer:
+    return load(describe(RankFile(**QWEN) if name == "qwen1" else str(SHARED / "tokenizers" / name)))
+
+
+@lru_cache(maxsize=2)
+def kernels(name: str) -> tuple[FastKernel, ReferenceKernel]:
+    tokenizer = TINY[name]() if name in TINY else real(name)
+    cuts = derive(tokenizer)
+    assert cuts.reason == ""
+    # A small table, so that it is dropped and begun anew in between.
+    return FastKernel(tokenizer, Cuts.from_bytes(cuts.to_bytes()), 16), ReferenceKernel(tokenizer)
+
+
+def assert_same(fast: TokenBatch, reference: TokenBatch) -> None:
+    assert fast.ids.tolist() == reference.ids.tolist()
+    assert fast.documents.tolist() == reference.documents.tolist()
+    assert fast.keys.tolist() == reference.keys.tolist()
+    for ours, theirs in ((fast.supervised, reference.supervised), (fast.seams, reference.seams)):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("name", TINY)
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(batch=batches(False) | batches(True))
+def test_tiny_tokenizers_count_as_the_reference(name: str, batch: TextBatch) -> None:
+    fast, reference = kernels(name)
+    assert_same(fast.encode(batch), reference.encode(batch))
+
+
+@needs_shared
+@pytest.mark.parametrize("name", REAL)
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(batch=batches(False) | batches(True))
+def test_real_tokenizers_count_as_the_reference(name: str, batch: TextBatch) -> None:
+    fast, reference = kernels(name)
+    assert_same(fast.encode(batch), reference.encode(batch))
+
+
+@pytest.mark.parametrize("name", ["byte level", "by characters, with a prefix"])
+def test_long_words_are_merged_as_the_reference_does(name: str) -> None:
+    fast, reference = kernels(name)
+    pick = np.random.default_rng(0)
+    letters = np.array(list("thequickbrownfoxjumps"))
+    for text in ("a" * 5000, "ab" * 3000, "".join(pick.choice(letters, 9000)), "天气很好" * 1500, "é" * 3000):
+        for spans in (None, [(1, 2), (1500, 1501), (2000, len(text))]):
+            batch = make_batch([[text], ["x" + text]], spans)
+            assert_same(fast.encode(batch), reference.encode(batch))
+
+
+def test_a_full_table_is_dropped_and_nothing_changes() -> None:
+    fast, reference = kernels("byte level")
+    pick = np.random.default_rng(1)
+    words = [" " + "".join(map(chr, pick.integers(97, 123, 24))) for _ in range(60_000)]
+    before = fast.counters.tables_dropped
+    for half in (words[:30_000], words[30_000:]):
+        batch = make_batch([["".join(half)]])
+        expected = reference.encode(batch)
+        for _ in range(6):
+            assert_same(fast.encode(batch), expected)
+    batch = make_batch(
+        [["".join(" " + "".join(map(chr, pick.integers(97, 123, 9))) for _ in range(300_000))]]
+    )
+    assert_same(fast.encode(batch), reference.encode(batch))
+    assert fast.counters.tables_dropped > before
+
+
+def test_chunks_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of chunks over 16 bytes the table keeps a hash; with equal hashes their bytes must decide.
+    rows, kept = np.zeros((8, 4), np.uint64), np.zeros(64, np.uint8)
+    store = table.Table(rows, kept, np.zeros(8, np.int32), np.zeros(3, np.int64))
+    texts = np.frombuffer(b"a chunk of twenty byanother of twenty by", np.uint8)
+    first, tag = np.uint64(7), np.uint64(21)
+    for number, start in enumerate((0, 20)):
+        row = table.look_up(rows, kept, first, np.uint64(0), tag, texts, start)
+        assert rows[row, 2] == 0
+        ids = np.array([number], np.int32)
+        table.keep(rows, kept, store.ids, store.used, row, first, np.uint64(0), tag, texts, start, ids, 1)
+    found = [int(rows[table.look_up(rows, kept, first, np.uint64(0), tag, texts, s), 3]) for s in (0, 20)]
+    assert found == [0, 1]
+
+
+def test_what_took_the_reference_path_is_counted() -> None:
+    fast, reference = kernels("byte level")
+    before = fast.counters.reference_bytes.copy()
+    batch = make_batch([["a [MASK] b"], ["plain"]])
+    assert_same(fast.encode(batch), reference.encode(batch))
+    assert sum((fast.counters.reference_bytes - before).values()) == len("a [MASK] b")
+
+
+def test_a_tokenizer_without_cuts_takes_the_reference_path() -> None:
+    tokenizer = byte_level(False)
+    cuts = Cuts("its model is another")
+    fast, reference = FastKernel(tokenizer, cuts, 16), ReferenceKernel(tokenizer)
+    batch = make_batch([["The fox", " jumps"], []])
+    assert_same(fast.encode(batch), reference.encode(batch))
+    assert fast.counters.reference_bytes == {"its model is another": 13}
+
+
+@given(st.lists(st.integers(0, 3), min_size=0, max_size=300), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_long_and_short_merging_agree(symbols: list[int], pick: object) -> None:
+    from coverage_job.counting import bpe
+
+    # Merges over a small alphabet, in an order that no training gives.
+    texts = ["a", "b", "c", "d"]
+    pairs: list[tuple[int, int, int]] = []
+    for _ in range(40):
+        left, right = pick.randrange(len(texts)), pick.randrange(len(texts))  # type: ignore[attr-defined]
+        text = texts[left] + texts[right]
+        if len(text) <= 12:
+            if text not in texts:
+                texts.append(text)
+            pairs.append((left, right, texts.index(text)))
+    pick.shuffle(pairs)  # type: ignore[attr-defined]
+    merges = np.array(pairs, np.int32).reshape(-1, 3)
+    index, products = bpe.index_merges(merges), np.ascontiguousarray(merges[:, 2])
+    widths = np.array([len(t) for t in texts], np.int32)
+    slow = list(symbols)
+    ranks = {(a, b): r for r, (a, b, _) in enumerate(pairs)}
+    while True:
+        found = [(ranks[p], i) for i, p in enumerate(zip(slow, slow[1:], strict=False)) if p in ranks]
+        if not found:
+            break
+        rank, at = min(found)
+        slow[at : at + 2] = [pairs[rank][2]]
+    short, long = np.array(symbols, np.int32), np.array(symbols, np.int32)
+    n_short = bpe.merge_short(short, len(symbols), np.empty(max(1, len(symbols)), np.int32), index, products)
+    n_long = bpe.merge_long(long, len(symbols), widths, index, products) if symbols else 0
+    assert short[:n_short].tolist() == slow
+    assert long[:n_long].tolist() == slow
