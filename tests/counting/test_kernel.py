@@ -2,12 +2,22 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from coverage_job.config import RankFile
 from coverage_job.corpus.documents import TextBatch, TokenBatch
@@ -22,7 +32,7 @@ from tests.counting.texts import batches, make_batch
 # Sentences of our own, in several scripts, from which tiny tokenizers learn merges.
 LESSON = [
     "The quick brown fox doesn't jump over the lazy dogs; they've seen it before, and they'll see it again.",
-    "def count(tokens):\n    return sum(1 for token in tokens if token != '')\n\n\nprint(count([1, 22, 333]))\r\n",
+    "def count(tokens):\n    return sum(1 for token in tokens if token != '')\n\n\nprint(count([1, 22]))\r\n",
     "Быстрая коричневая лиса прыгает через ленивую собаку, и собака это видит.",
     "猫が窓のそばで静かに眠っている。犬は庭で遊んでいる。今日は天気がとてもいい。",
     "今天天气很好，我们去公园散步。孩子们在草地上跑来跑去，老人们在树下下棋。",
@@ -237,7 +247,7 @@ def test_long_and_short_merging_agree(symbols: list[int], pick: object) -> None:
     slow = list(symbols)
     ranks = {(a, b): r for r, (a, b, _) in enumerate(pairs)}
     while True:
-        found = [(ranks[p], i) for i, p in enumerate(zip(slow, slow[1:], strict=False)) if p in ranks]
+        found = [(ranks[p], i) for i, p in enumerate(pairwise(slow)) if p in ranks]
         if not found:
             break
         rank, at = min(found)

@@ -29,10 +29,22 @@ _ALPHABETS = [
     "ᚠᛇᚻ𐌰𐌱𝒜𝔅𠮷𡈽",
 ]
 _PHRASES = [
-    " the", "don't", "I'LL", "'Version", "\r\n", "\n\n\n", "    ", "www.example.com/a?b=c", "しない", "しました",
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>\n", "<s>", "</s>", "<unk>", "[INST]", "[MASK]", "|||EMAIL_ADDRESS|||",
-    "<｜User｜>", "<think>", "▁", "▁▁the", "<0x0A>", "＜s＞", "##ing", "a" * 40, "ab" * 70, "的" * 50, "-" * 90, " " * 60,
-]  # fmt: skip
+    *[
+        " the",
+        "don't",
+        "I'LL",
+        "'Version",
+        "\r\n",
+        "\n\n\n",
+        "    ",
+        "www.example.com/a?b=c",
+        "しない",
+        "##ing",
+    ],
+    *["<|endoftext|>", "<|im_start|>", "<|im_end|>\n", "<s>", "</s>", "<unk>", "[INST]", "[MASK]", "<think>"],
+    *["|||EMAIL_ADDRESS|||", "<｜User｜>", "▁", "▁▁the", "<0x0A>", "＜s＞"],
+    *["a" * 40, "ab" * 70, "的" * 50, "-" * 90, " " * 60],
+]
 
 characters = st.sampled_from(_ALPHABETS).flatmap(
     lambda a: st.text(st.sampled_from(a), min_size=1, max_size=9)
