@@ -32,7 +32,7 @@ from coverage_job.schemas import PARTIAL
 from coverage_job.storage import join, list_folder, parquet_bytes, read_bytes, write_bytes
 
 # Raised when parts of another version cannot be used.
-FORMAT = 1
+FORMAT = 2
 _REPORT = b"coverage_job.report"
 
 

@@ -27,7 +27,7 @@ from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
 from coverage_job.report.page import PageData, page
-from coverage_job.schemas import BAD_RECORDS, VOCABULARY, Stage
+from coverage_job.schemas import BAD_RECORDS, MIXED_SCRIPT, VOCABULARY, Stage
 from coverage_job.storage import RunWriter, mask_settings, mask_text, mask_urls
 from coverage_job.tokenizer.labels import with_counted_languages
 from coverage_job.tokenizer.load import load
@@ -118,6 +118,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         writer.write_table("summary.parquet", summary)
         writer.write_json("summary.json", _summary_json(summary, counted.corpora))
         writer.write_table("bad_records.parquet", bad)
+        writer.write_table("mixed_script.parquet", pa.Table.from_pylist(counted.mixed, MIXED_SCRIPT))
         writer.write_json("checks.json", checked)
         if drift is not None:
             writer.write_table("drift.parquet", drift.table)

@@ -162,6 +162,19 @@ def verdicts(results: Sequence[Result]) -> RenderableType:
     return table
 
 
+def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
+    """What the run warns of: masks that are not what the corpus' owner thinks, files that are missing."""
+    lines = []
+    for c in corpora:
+        said = [*c["warnings"], *(f["text"] for f in c.get("mask_findings", []) if f["warns"])]
+        if c["files_missing"]:
+            said.append(
+                f"{whole(len(c['files_missing']))} files could not be read: {c['files_missing'][0]} ..."
+            )
+        lines += [f"  {c['name']}: {text}" for text in said]
+    return Text("\n".join(["Warnings", *lines]) if lines else "No warnings.")
+
+
 def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
     """What would be read: name, stage, files, bytes, splits and how records are read, per corpus."""
     cells = [[n, stage, whole(f), size(b), whole(s), how] for n, stage, f, b, s, how in rows]
@@ -191,6 +204,8 @@ def run_report(
         tallies("By kind", summary, "kind", 10),
         blank,
         most_starved(coverage),
+        blank,
+        warnings(run["corpora"]),
         blank,
         verdicts(results),
         blank,
