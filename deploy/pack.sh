@@ -38,8 +38,10 @@ environment=$work/environment
 site=$environment/lib/python$version/site-packages
 names=$(IFS=,; echo "${extras[*]-}")
 # pandas: pyspark asks for it where a plan with mapInArrow is made, that is on the driver.
-"$python" -m pip install --quiet --disable-pip-version-check --target "$site" ${target[@]+"${target[@]}"} \
-  "$wheel${names:+[$names]}" 'pandas<3'
+# Through an empty environment: what is installed here is not in the archive, and must not seem so.
+"$python" -m venv --without-pip "$work/empty"
+"$python" -m pip --python "$work/empty/bin/python" install --quiet --disable-pip-version-check --target "$site" \
+  ${target[@]+"${target[@]}"} "$wheel${names:+[$names]}" 'pandas<3'
 cp "$wheel" "$out/"
 
 mkdir -p "$environment/bin"
