@@ -3,9 +3,9 @@
     python -m tests.benchmarks.bench_counting [--tokenizer PATH]... [--folder NAME]... [--megabytes N]
 
 Per text, in turn: the reference (`encode_batch_fast` and `bincount`); the kernel with an empty table over the
-first 5 MB (cold) and on over the rest, no text twice (warm); tuetoken, kitoken and tiktoken, as far as they
-are installed and can read the tokenizer. The kernel's counts must be the reference's; of the others it is said
-whether theirs are. The last line is JSON.
+first 5 MB (cold) and on over the rest, no text twice (warm); tuetoken, kitoken and tiktoken, as far as
+they are installed and can read the tokenizer. The kernel's counts must be the reference's; of the others it
+is said whether theirs are. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def measure(source: str, folders: list[Path], limit: float) -> dict[str, object]
         )
         counts = np.zeros(spec.rows, np.int64)
         for part, some in (("cold", parts[:first]), ("warm", parts[first:])):
-            found, spent = _timed(lambda i, some=some: kernel.encode(some[i]).ids, len(some), spec.rows)
+            found, spent = _timed(
+                lambda i, some=some, kernel=kernel: kernel.encode(some[i]).ids, len(some), spec.rows
+            )
             counts += found
             if some:
                 row[part] = sum(len(b.text) for b in some) / spent / 1e6
@@ -182,14 +184,14 @@ def measure(source: str, folders: list[Path], limit: float) -> dict[str, object]
         total["reference"] += seconds
         total["bytes"] += size
         said = [
-            f"{key} {row[key]:.1f} MB/s ({row[key] / row['reference']:.1f} x{', not exact' * (key in row['inexact'])})"
+            f"{key} {row[key]:.1f} MB/s ({row[key] / row['reference']:.1f} x"
+            f"{', not exact' * (key in row['inexact'])})"
             for key in ("cold", "warm", *rivals)
             if key in row
         ]
         left = f"  left to the reference: {row['left']}" * bool(row["left"])
-        print(
-            f"  {folder.name:6s} {size / 1e6:5.1f} MB  reference {row['reference']:.2f} MB/s  {'  '.join(said)}{left}"
-        )
+        said.insert(0, f"{size / 1e6:5.1f} MB  reference {row['reference']:.2f} MB/s")
+        print(f"  {folder.name:6s} {'  '.join(said)}{left}")
         rows[folder.name] = row
     print(
         f"  all, from an empty table: {total['bytes'] / total['kernel'] / 1e6:.1f} MB/s"
