@@ -29,6 +29,8 @@ while [ $# -gt 0 ]; do
 done
 
 mkdir -p "$out"
+# What an earlier build left there would be packed, modules that are no more among it.
+rm -rf build
 work=$(mktemp -d "$out/packing.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/wheel" .
