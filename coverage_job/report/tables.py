@@ -116,7 +116,7 @@ def tallies(title: str, summary: pa.Table, by: str, limit: int) -> Table:
 def most_starved(coverage: pa.Table) -> RenderableType:
     """The tokens most frequent in pre-training that post-training never asks for."""
     frame = starved(coverage, _STARVED)
-    title = f"The {len(frame)} most frequent pre-training tokens that post-training never makes a target"
+    title = f"The {len(frame)} most frequent pre-training tokens that post-training never asks for"
     if len(frame) == 0:
         return Text("Post-training makes a target of every reachable token that pre-training holds.")
     rows = [
@@ -142,45 +142,15 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
         return Text("Nothing is flagged: every reachable token is a target often enough.")
     lines = [
         f"{whole(len(flagged))} tokens lack {whole(int(flagged['deficit'].sum()))} targets. Next:",
-        f"  coverage-job repeat {path} --output repeat      a verified set that makes each a target",
-        f"  coverage-job mix {path} --output mix --budget-tokens 2000000      real text that holds them",
-        f"  coverage-job protect {path} --output protect    keep their rows, where the data may not change",
+        "  a verified set of dialogues that makes each a target",
+        f"    coverage-job repeat {path} --output repeat",
+        "  real pre-training text that holds them",
+        f"    coverage-job mix {path} --output mix --budget-tokens 2000000",
+        "  where the data may not change, their rows kept in training",
+        f"    coverage-job protect {path} --output protect",
     ]
-    return Text("\n".join(lines))
-
-
-def verdicts(results: Sequence[Result]) -> RenderableType:
-    """Each check with its figure and its verdict."""
-    if not results:
-        return Text("No checks are set in the job.")
-    rows = [
-        [r.verdict, r.name, "missing" if r.value is None else f"{r.value:g}", r.threshold, r.reason]
-        for r in results
-    ]
-    table = grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, left=5)
-    table.columns[2].justify = "right"
-    return table
-
-
-def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
-    """What the run warns of: masks that are not what the corpus' owner thinks, files that are missing."""
-    lines = []
-    for c in corpora:
-        said = [*c["warnings"], *(f["text"] for f in c.get("mask_findings", []) if f["warns"])]
-        if c["files_missing"]:
-            said.append(
-                f"{whole(len(c['files_missing']))} files could not be read: {c['files_missing'][0]} ..."
-            )
-        lines += [f"  {c['name']}: {text}" for text in said]
-    return Text("\n".join(["Warnings", *lines]) if lines else "No warnings.")
-
-
-def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
-    """What would be read: name, stage, files, bytes, splits and how records are read, per corpus."""
-    cells = [[n, stage, whole(f), size(b), whole(s), how] for n, stage, f, b, s, how in rows]
-    table = grid("Plan", ["corpus", "stage", "files", "size", "splits", "read as"], cells, left=2)
-    table.columns[-1].justify = "left"
-    return table
+    # A command is one line, however narrow the terminal, so that it can be copied.
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 def run_report(
