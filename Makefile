@@ -38,7 +38,8 @@ test: $(VENV)/.test ## Run the tests (minutes).
 	$(PYTEST) -m "(spark or browser) and not slow" -rs
 
 test-all: test ## Run the tests, and those that take longer.
-	$(PYTEST) -m slow -rs
+	$(PYTEST) -n 2 --dist loadfile -m "slow and not spark" -rs
+	$(PYTEST) -m "slow and spark" -rs
 
 lint: $(VENV)/.test ## Check style and types.
 	$(BIN)/ruff check .

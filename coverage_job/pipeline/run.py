@@ -46,7 +46,7 @@ class Result:
 
 def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """Histograms alone, in a new run directory."""
-    with open_engine(engine_name, job) as engine:
+    with open_engine(engine_name, job, steps) as engine:
         refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
         preflight(plan, engine, steps)
@@ -63,7 +63,7 @@ def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) 
 def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """The main job: counts, coverage, manifest, summaries, checks and the page, in a new run directory."""
     scoring: Future[Scored] | None = None
-    with open_engine(engine_name, job) as engine:
+    with open_engine(engine_name, job, steps) as engine:
         refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
         other = compare_with_pretraining(plan, steps)
