@@ -153,6 +153,40 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
+def verdicts(results: Sequence[Result]) -> RenderableType:
+    """Each check with its figure and its verdict."""
+    if not results:
+        return Text("No checks are set in the job.")
+    rows = [
+        [r.verdict, r.name, "missing" if r.value is None else f"{r.value:g}", r.threshold, r.reason]
+        for r in results
+    ]
+    table = grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, left=5)
+    table.columns[2].justify = "right"
+    return table
+
+
+def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
+    """What the run warns of: masks that are not what the corpus' owner thinks, files that are missing."""
+    lines = []
+    for c in corpora:
+        said = [*c["warnings"], *(f["text"] for f in c.get("mask_findings", []) if f["warns"])]
+        if c["files_missing"]:
+            said.append(
+                f"{whole(len(c['files_missing']))} files could not be read: {c['files_missing'][0]} ..."
+            )
+        lines += [f"  {c['name']}: {text}" for text in said]
+    return Text("\n".join(["Warnings", *lines]) if lines else "No warnings.")
+
+
+def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
+    """What would be read: name, stage, files, bytes, splits and how records are read, per corpus."""
+    cells = [[n, stage, whole(f), size(b), whole(s), how] for n, stage, f, b, s, how in rows]
+    table = grid("Plan", ["corpus", "stage", "files", "size", "splits", "read as"], cells, left=2)
+    table.columns[-1].justify = "left"
+    return table
+
+
 def run_report(
     run: dict[str, Any], coverage: pa.Table, summary: pa.Table, results: Sequence[Result], path: str
 ) -> Group:
