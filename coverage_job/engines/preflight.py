@@ -31,7 +31,7 @@ class Question:
 def gather(
     files: Sequence[tuple[str, str, bool]], store: str | None, token: str, packages: Sequence[str]
 ) -> dict[str, Any]:
-    """The facts of this process: host, Python, packages, files and the store.
+    """The facts of this process: host, Python, packages, the build of this one, files and the store.
 
     Sent to executors as code, since coverage_job may be missing there: it refers to the standard library
     alone. A value that could not be had is a text that begins with ``!``.
@@ -48,6 +48,19 @@ def gather(
         except Exception as error:
             text = " ".join(str(error).split())[:200]
             return f"!{type(error).__name__}: {text}"
+
+    def build() -> str:
+        import coverage_job
+
+        folder = os.path.dirname(coverage_job.__file__)
+        digest = hashlib.sha256()
+        for where, inner, names in os.walk(folder):
+            inner.sort()
+            for name in sorted(names):
+                if name.endswith((".py", ".yaml")):
+                    with open(os.path.join(where, name), "rb") as file:
+                        digest.update(name.encode() + file.read())
+        return digest.hexdigest()
 
     def look(path: str, whole: bool) -> list[Any]:
         import fsspec
@@ -72,6 +85,7 @@ def gather(
             name: attempt(lambda name=name: str(importlib.import_module(name).__version__))
             for name in packages
         },
+        "build": attempt(build),
         "files": {
             path: attempt(lambda path=path, whole=whole: look(path, whole)) for _, path, whole in files
         },
@@ -101,6 +115,9 @@ def _differences(question: Question, driver: Mapping[str, Any], facts: Mapping[s
             yield f"executors cannot import {name} ({there[1:]}): {_PACK}"
         elif (there if name in DECIDING else _major(there)) != (here if name in DECIDING else _major(here)):
             yield f"executors have {name} {there}, the driver {here}: {_PACK}"
+    name = DECIDING[0]
+    if facts["build"] != driver["build"] and facts["packages"][name] == driver["packages"][name]:
+        yield f"executors have another build of {name} {driver['packages'][name]} than the driver: {_PACK}"
     for what, path, _ in question.files:
         there, here = facts["files"][path], driver["files"][path]
         if isinstance(there, str):

@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python -m tests.benchmarks.bench_merge [--splits 10000] [--rows 20000] [--files 100000]
 
-- merge: the partial counts of many splits summed. Each has `--rows` tokens of a vocabulary of 200,000, drawn as
-  text draws them (token r with weight 1/r): frequent tokens in all of them, rare ones here and there.
-- index: a corpus of many small files planned into splits; its snapshot and, as after an interrupted run, its parts
-  opened from a store on the local disk and put together.
+- merge: the partial counts of many splits summed. Each has `--rows` tokens of a vocabulary of 200,000, drawn
+  as text draws them (token r with weight 1/r): frequent tokens in all of them, rare ones here and there.
+- index: a corpus of many small files planned into splits; its snapshot and, as after an interrupted run, its
+  parts opened from a store on the local disk and put together.
 
 Each line is measured in a process of its own. Times are of this machine, with what else runs on it.
 """
@@ -113,10 +113,9 @@ def write(folder: str, options: argparse.Namespace, snapshot: bool) -> tuple[dic
         spec = StoreSpec(folder, keys)
         per_file = max(options.rows // 100, 1)
         for split in splits:
-            reports = [PieceReport(PieceStats(p.path, p.start, p.end, p.size, 9, 9)) for p in split.pieces]
-            batches = [
-                pa.record_batch(counts(chance, per_file, p.path), schema=PARTIAL) for p in split.pieces
-            ]
+            pieces = split.pieces
+            reports = [PieceReport(PieceStats(p.path, p.start, p.end, p.size, 9, 9)) for p in pieces]
+            batches = [pa.record_batch(counts(chance, per_file, p.path), schema=PARTIAL) for p in pieces]
             spec.write_part(split, reports, {}, batches)
     return keys, {info.path: info.size for info in infos}
 
@@ -124,8 +123,8 @@ def write(folder: str, options: argparse.Namespace, snapshot: bool) -> tuple[dic
 def index_open(options: argparse.Namespace, snapshot: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         # In a process of its own, so that the peak is that of reading.
-        subprocess.run([*options.command, "write-snapshot" if snapshot else "write-parts", "--folder", folder],
-                       check=True)  # fmt: skip
+        what = "write-snapshot" if snapshot else "write-parts"
+        subprocess.run([*options.command, what, "--folder", folder], check=True)
         infos = listed(options.files)
         _, keys = plan(infos)
         start = time.perf_counter()

@@ -161,7 +161,7 @@ def test_a_packed_environment_holds_no_link_that_leads_out_of_it(packed: Path) -
     links = [p for p in environment_.rglob("*") if p.is_symlink()]
     assert not [p for p in links if not p.resolve().is_relative_to(environment_)]
     version = subprocess.run(
-        [str(environment_ / "bin" / "python"), "-c", "import coverage_job, sys; print(coverage_job.__file__)"],
+        [str(environment_ / "bin" / "python"), "-c", "import coverage_job; print(coverage_job.__file__)"],
         cwd="/", env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert Path(version.stdout.strip()).is_relative_to(environment_)

@@ -14,6 +14,7 @@ DRIVER: dict[str, Any] = {
     "python": "3.11",
     "packages": {"coverage_job": "0.1.0", "tokenizers": "0.21.4", "numba": "0.60.0", "numpy": "2.1.0",
                  "polars": "1.30.0", "pyarrow": "17.0.0"},
+    "build": "cc",
     "files": {"/t.json": [10, "aa"], "/web.jsonl": [20, "bb"]},
     "store": "",
 }  # fmt: skip
@@ -41,6 +42,7 @@ def test_executors_that_fit_give_no_line() -> None:
         ({"python": "3.10"}, "executors run Python 3.10, the driver 3.11"),
         ({"packages": {"tokenizers": "0.21.5"}}, "executors have tokenizers 0.21.5, the driver 0.21.4"),
         ({"packages": {"coverage_job": "0.1.1"}}, "executors have coverage_job 0.1.1, the driver 0.1.0"),
+        ({"build": "dd"}, "executors have another build of coverage_job 0.1.0 than the driver"),
         ({"packages": {"numpy": "1.26.4"}}, "executors have numpy 1.26.4, the driver 2.1.0"),
         (
             {"packages": {"numba": "!ModuleNotFoundError: No module named 'numba'"}},
@@ -76,6 +78,7 @@ def test_the_facts_of_this_process(tmp_path: Path) -> None:
     assert facts["packages"]["no_such_package"].startswith("!ModuleNotFoundError")
     assert not any(facts["packages"][name].startswith("!") for name in (*DECIDING, *OTHERS))
     assert facts["store"] == ""
+    assert len(facts["build"]) == 64
     assert len(list(tmp_path.glob("token-*"))) == 1
 
 
