@@ -10,9 +10,9 @@ FAST := not slow and not spark and not browser
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run test test-all lint format bench docs clean
+.PHONY: help run test test-all test-spark35 test-airflow lint format bench docs clean
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -37,8 +37,27 @@ test: $(VENV)/.test ## Run the tests (minutes).
 	$(PYTEST) -n 2 --dist loadfile -m "$(FAST)"
 	$(PYTEST) -m "(spark or browser) and not slow" -rs
 
-test-all: test ## Run the tests, and those that take longer.
-	$(PYTEST) -m slow -rs
+test-all: test test-spark35 ## Run the tests, and those that take longer.
+	$(PYTEST) -n 2 --dist loadfile -m "slow and not spark" -rs
+	$(PYTEST) -m "slow and spark" -rs
+
+# Beside the newest pyspark, not in its place: a folder that goes before it on the path.
+$(VENV)/spark35: pyproject.toml | $(VENV)/.test
+	@rm -rf $@ $@.part
+	$(PIP) --target $@.part --no-deps 'pyspark>=3.5,<3.6' 'py4j==0.10.9.7'
+	@mv $@.part $@
+
+test-spark35: $(VENV)/spark35 ## Run the engine's tests on the newest Spark 3.5.
+	PYTHONPATH=$(VENV)/spark35 $(PYTEST) -m spark tests/engines -rs
+
+# Airflow pins much of what it needs; it has an environment of its own.
+$(VENV)-airflow/.airflow: | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)-airflow
+	$(VENV)-airflow/bin/pip install --quiet --disable-pip-version-check 'apache-airflow>=3.3,<4'
+	@touch $@
+
+test-airflow: $(VENV)/.run $(VENV)-airflow/.airflow ## Run deploy/airflow_dag.py by a real Airflow.
+	$(VENV)-airflow/bin/python -m tests.deploy.airflow_run $(abspath $(BIN))/coverage-job
 
 lint: $(VENV)/.test ## Check style and types.
 	$(BIN)/ruff check .
@@ -57,4 +76,4 @@ docs: $(VENV)/.test ## Write the pages that are made from code.
 	$(BIN)/python -m tests.job_file_reference
 
 clean: ## Remove what these commands made.
-	rm -rf $(VENV) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-airflow $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

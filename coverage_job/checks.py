@@ -16,7 +16,8 @@ Verdict = Literal["pass", "warn", "fail"]
 class Facts:
     """The figures of a run.
 
-    summary: rows of schema SUMMARY as dicts. corpora: the list of `run.json`. drift: what `drift.json` holds, where drift was scored.
+    summary: rows of schema SUMMARY as dicts. corpora: the list of `run.json`. drift: what `drift.json`
+    holds, where drift was scored.
     """
 
     summary: Sequence[Mapping[str, Any]]

@@ -15,8 +15,9 @@ from typing import Annotated, Optional
 import typer
 
 from coverage_job import __version__
-from coverage_job.errors import CoverageJobError
+from coverage_job.errors import CoverageJobError, JobError
 from coverage_job.progress import Steps
+from coverage_job.storage import mask_text
 
 app = typer.Typer(
     name="coverage-job",
@@ -109,7 +110,7 @@ def run(
     steps = Steps(quiet)
     loaded = load_job(job, tuple(settings or ()))
     if dry_run:
-        with plan.open_engine(engine.value, loaded) as opened:
+        with plan.open_engine(engine.value, loaded, steps) as opened:
             show(plan.preview(plan.make_plan(loaded, opened, steps)))
         return
     result = run_job(loaded, engine.value, output, steps)
@@ -437,6 +438,72 @@ def tokenizer_compare(
         raise typer.Exit(1)
 
 
+store = typer.Typer(
+    help="Look after a store of partial histograms.", no_args_is_help=True, rich_markup_mode="rich"
+)
+app.add_typer(store, name="store")
+StoreArgument = Annotated[
+    str, typer.Argument(metavar="STORE", help="The folder that the job's `store:` names.")
+]
+
+
+@store.command("list")
+def store_list(path: StoreArgument) -> None:
+    """What is kept, by corpus and by the options it was counted with.
+
+    Example: coverage-job store list s3://bucket/coverage/store
+    """
+    from coverage_job.counting.store_files import list_store
+    from coverage_job.report.tables import show, store_folders
+
+    show(store_folders(list_store(path)))
+
+
+@store.command("verify")
+def store_verify(path: StoreArgument) -> None:
+    """Read every file; exit 1 where one is torn. A run passes over torn files and counts them again.
+
+    Example: coverage-job store verify store
+    """
+    from coverage_job.counting.store_files import verify_store
+
+    whole, torn = verify_store(path)
+    for line in torn:
+        print(line)
+    print(f"{whole:,} files are whole, {len(torn):,} are torn")
+    if torn:
+        raise typer.Exit(1)
+
+
+@store.command("prune")
+def store_prune(
+    path: StoreArgument,
+    older_than: Annotated[
+        Optional[float], typer.Option(metavar="DAYS", help="Remove what was written longer ago.", min=0)
+    ] = None,
+    keep: Annotated[
+        Optional[int], typer.Option(metavar="N", help="Keep the newest N snapshots of a corpus.", min=1)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")] = False,
+) -> None:
+    """Remove old parts and snapshots; what a run needs again it counts again.
+
+    Examples:
+
+      coverage-job store prune store --keep 5
+
+      coverage-job store prune s3://bucket/coverage/store --older-than 90 --dry-run
+    """
+    import time
+
+    from coverage_job.counting.store_files import prune_store
+
+    if older_than is None and keep is None:
+        raise JobError("store prune: say what is to go: --older-than DAYS, --keep N, or both")
+    files, size = prune_store(path, time.time(), older_than, keep, dry_run)
+    print(f"{'would remove' if dry_run else 'removed'} {files:,} files, {size / 1e6:,.1f} MB")
+
+
 ModelOption = Annotated[
     Optional[str], typer.Option("--model", metavar="CKPT", help="A local transformers checkpoint.")
 ]
@@ -561,7 +628,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return 130
     except CoverageJobError as error:
-        print(f"coverage-job: {error}", file=sys.stderr)
+        print(f"coverage-job: {mask_text(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -571,9 +638,10 @@ def main(arguments: list[str] | None = None) -> int:
             error.show()
             return 2
         with tempfile.NamedTemporaryFile("w", prefix="coverage-job-", suffix=".log", delete=False) as log:
-            traceback.print_exc(file=log)
+            log.write(mask_text(traceback.format_exc()))
         print(
-            f"coverage-job: unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}; "
+            f"coverage-job: unexpected {type(error).__name__}: "
+            f"{mask_text(' '.join(str(error).split()))[:300]}; "
             f"the traceback is in {log.name}",
             file=sys.stderr,
         )

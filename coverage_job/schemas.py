@@ -191,6 +191,21 @@ BAD_RECORDS = pa.schema(
     ]
 )
 
+# Letters of a script foreign to the record's language, in supervised messages; start and end are
+# characters of the message's text.
+MIXED_SCRIPT = pa.schema(
+    [
+        pa.field("corpus", pa.string(), nullable=False),
+        pa.field("place", pa.string(), nullable=False),
+        pa.field("language", pa.string(), nullable=False),
+        pa.field("script", pa.string(), nullable=False),
+        pa.field("message", pa.int32(), nullable=False),
+        pa.field("start", pa.int32(), nullable=False),
+        pa.field("end", pa.int32(), nullable=False),
+        pa.field("excerpt", pa.string(), nullable=False),
+    ]
+)
+
 
 # One row per row of the after checkpoint's matrix; null where a value is not defined or was not asked for.
 DRIFT = pa.schema(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import fsspec
 import orjson
@@ -28,21 +30,125 @@ T = TypeVar("T")
 _BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
+# Errors of the packages that speak to stores, which need not be OSErrors.
+_REMOTE = {
+    "aiobotocore",
+    "aiohttp",
+    "azure",
+    "botocore",
+    "gcsfs",
+    "google",
+    "httpx",
+    "huggingface_hub",
+    "requests",
+}
+# Errors that no repetition mends.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_FINAL_NAMES = {"FileExpired", "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
+_PASSING_STATUS = {408, 425, 429}
+
+
+def _passing(error: Exception) -> bool:
+    """Whether the same operation may work a little later."""
+    if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES:
+        return False
+    answer = getattr(error, "response", None)
+    for status in (getattr(error, "status", None), getattr(answer, "status_code", None)):
+        if isinstance(status, int) and 400 <= status < 500 and status not in _PASSING_STATUS:
+            return False
+    return isinstance(error, OSError) or type(error).__module__.split(".")[0] in _REMOTE
+
+
 def with_retries(operation: Callable[[], T], what: str) -> T:
     """Run a remote operation, again after a pause where the store throttles or drops the connection.
 
-    Errors that no repetition mends (no such file, no permission) pass through at once.
+    Errors that no repetition mends pass through at once. Raises StorageError naming `what` where the last
+    try fails too, or credentials are missing.
     """
     for delay in (*_BACKOFF, None):
         try:
             return operation()
-        except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError):
-            raise
-        except (OSError, TimeoutError) as error:
+        except Exception as error:
+            if not _passing(error):
+                if isinstance(error, OSError) or type(error).__module__.split(".")[0] not in _REMOTE:
+                    raise
+                raise StorageError(f"{what}: {error}") from error
             if delay is None:
                 raise StorageError(f"{what}: gave up after {len(_BACKOFF) + 1} tries: {error}") from error
             time.sleep(delay)
     raise AssertionError("unreachable")
+
+
+class _PatientFile:
+    """A remote file whose reads are tried again; all else is the file's own."""
+
+    def __init__(self, file: Any, path: str) -> None:
+        self._file, self._path = file, path
+
+    def read(self, size: int = -1) -> bytes:
+        # A read that failed has not moved the file's position.
+        data: bytes = with_retries(lambda: self._file.read(size), self._path)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _PatientFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def open_input(path: str) -> Any:
+    """A file open for reading; remote reads are tried again. Raises OSError, ValueError or ImportError."""
+    opener = fsspec.open(path, "rb")
+    if "file" in ([opener.fs.protocol] if isinstance(opener.fs.protocol, str) else opener.fs.protocol):
+        return opener.open()
+    file = with_retries(opener.open, path)
+    # A stream of unknown length cannot go back to where a read failed.
+    return _PatientFile(file, path) if getattr(file, "size", None) is not None else file
+
+
+_SECRET_KEY = re.compile(
+    r"(?i)secret|passw|token|credential|access[._-]?key|account[._-]?key|signature|\bsas\b"
+)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/@\s\"']+)@")
+_QUERY = re.compile(
+    r"(?i)([?&;](?:[\w.-]*(?:signature|token|credential|secret|password|key(?:id)?)|sig)=)[^&;\s\"']+"
+)
+MASK = "***"
+
+
+def mask_text(text: str) -> str:
+    """A text without the secrets that its URLs hold.
+
+    >>> mask_text("https://user:pw@host/x?sig=abc&n=1 failed")
+    'https://***@host/x?sig=***&n=1 failed'
+    """
+    if "://" not in text:
+        return text
+    return _QUERY.sub(rf"\1{MASK}", _URL.sub(rf"\1{MASK}@", text))
+
+
+def mask_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Settings by name, the values of those that hold secrets masked.
+
+    >>> mask_settings({"spark.hadoop.fs.s3a.secret.key": "abc", "spark.executor.cores": "4"})
+    {'spark.hadoop.fs.s3a.secret.key': '***', 'spark.executor.cores': '4'}
+    """
+    return {k: MASK if _SECRET_KEY.search(k) else mask_text(v) for k, v in settings.items()}
+
+
+def mask_urls(value: T) -> T:
+    """A tree of plain values with every text as `mask_text` gives it."""
+    if isinstance(value, str):
+        return mask_text(value)  # type: ignore[return-value]
+    if isinstance(value, Mapping):
+        return {k: mask_urls(v) for k, v in value.items()}  # type: ignore[return-value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(mask_urls(v) for v in value)
+    return value
 
 
 def split_url(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -63,9 +169,18 @@ def join(folder: str, *names: str) -> str:
     return "/".join([folder.rstrip("/"), *names])
 
 
-def exists(path: str) -> bool:
+def kind_of(path: str) -> Literal["file", "directory"] | None:
+    """What is at a path; None where nothing is. A store that does not answer is an error, not nothing."""
     fs, plain = split_url(path)
-    return bool(fs.exists(plain))
+    try:
+        kind = with_retries(lambda: fs.info(plain)["type"], path)
+    except FileNotFoundError:
+        return None
+    return "directory" if kind == "directory" else "file"
+
+
+def exists(path: str) -> bool:
+    return kind_of(path) is not None
 
 
 def list_folder(path: str) -> list[str]:
@@ -76,6 +191,59 @@ def list_folder(path: str) -> list[str]:
     except FileNotFoundError:
         return []
     return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file in a folder. size: bytes. modified: seconds since 1970, 0 where the store does not say."""
+
+    name: str
+    size: int
+    modified: float
+
+
+def list_entries(path: str) -> list[Entry]:
+    """The files in a folder, by name; none where there is no such folder."""
+    fs, plain = split_url(path)
+    try:
+        found = with_retries(lambda: fs.ls(plain, detail=True, refresh=True), path)
+    except FileNotFoundError:
+        return []
+    entries = []
+    for info in found:
+        if info["type"] == "directory":
+            continue
+        times = (info.get(key) for key in ("mtime", "LastModified", "last_modified", "updated", "created"))
+        time_ = next((t for t in times if t is not None), 0.0)
+        if isinstance(time_, str):
+            time_ = datetime.fromisoformat(time_.replace("Z", "+00:00"))
+        if isinstance(time_, datetime):
+            time_ = time_.timestamp()
+        name = str(info["name"]).rstrip("/").rsplit("/", 1)[-1]
+        entries.append(Entry(name, int(info.get("size") or 0), float(time_)))
+    return sorted(entries, key=lambda e: e.name)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file, where it is there. Raises StorageError naming it."""
+    fs, plain = split_url(path)
+    try:
+        with_retries(lambda: fs.rm_file(plain), path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be removed: {error}") from None
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder and what is in it, where it is there. Raises StorageError naming it."""
+    fs, plain = split_url(path)
+    try:
+        with_retries(lambda: fs.rm(plain, recursive=True), path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be removed: {error}") from None
 
 
 def read_bytes(path: str) -> bytes:

@@ -5,9 +5,9 @@
 
 Read from the environment of the scheduler and the workers:
 
-    COVERAGE_JOB_RUN      the run command (default: coverage-job run "$COVERAGE_JOB_FILE"); on a cluster
-                          deploy/submit.sh --master yarn -- run JOB.yaml. Its last line names the run directory.
-    COVERAGE_JOB_CHECK    the check command, to which the run directory is added (default: coverage-job check)
+    COVERAGE_JOB_RUN      the run command, whose last line names the run directory (default: coverage-job run
+                          "$COVERAGE_JOB_FILE"; on a cluster deploy/submit.sh --master yarn -- run JOB.yaml)
+    COVERAGE_JOB_CHECK    the check command, to which the run directory is added (coverage-job check)
     COVERAGE_JOB_SFT      what starts SFT; RUN_DIRECTORY is in its environment
     COVERAGE_JOB_SCHEDULE a cron expression; without one the DAG runs when it is triggered
 """

@@ -1,4 +1,4 @@
-"""What `spark-submit` runs, with the arguments of coverage-job: `spark-submit deploy/main.py run JOB.yaml`."""
+"""What `spark-submit` runs, with coverage-job's arguments: `spark-submit deploy/main.py run JOB.yaml`."""
 
 import sys
 

@@ -29,6 +29,8 @@ while [ $# -gt 0 ]; do
 done
 
 mkdir -p "$out"
+# What an earlier build left there would be packed, modules that are no more among it.
+rm -rf build
 work=$(mktemp -d "$out/packing.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$work/wheel" .
@@ -38,8 +40,10 @@ environment=$work/environment
 site=$environment/lib/python$version/site-packages
 names=$(IFS=,; echo "${extras[*]-}")
 # pandas: pyspark asks for it where a plan with mapInArrow is made, that is on the driver.
-"$python" -m pip install --quiet --disable-pip-version-check --target "$site" ${target[@]+"${target[@]}"} \
-  "$wheel${names:+[$names]}" 'pandas<3'
+# Through an empty environment: what is installed here is not in the archive, and must not seem so.
+"$python" -m venv --without-pip "$work/empty"
+"$python" -m pip --python "$work/empty/bin/python" install --quiet --disable-pip-version-check --target "$site" \
+  ${target[@]+"${target[@]}"} "$wheel${names:+[$names]}" 'pandas<3'
 cp "$wheel" "$out/"
 
 mkdir -p "$environment/bin"

@@ -69,12 +69,14 @@ def test_our_repeat_set_keeps_them_and_a_naive_one_does_not(judged):
 
 def test_the_base_can_copy_and_narrow_sft_loses_it(judged):
     assert judged["base"]["ability"]["uncovered"]["copied"] > 0.75
-    assert written(judged, "base") > 0.35
-    assert written(judged, "a") < 0.1
-    assert written(judged, "b") > 0.8 * written(judged, "base")
-    assert (
-        judged["b"]["ability"]["uncovered"]["copied"] > judged["a"]["ability"]["uncovered"]["copied"] + 0.15
-    )
+    base = written(judged, "base")
+    assert base > 0.5
+    assert written(judged, "a") < 0.6 * base
+    assert written(judged, "b") > 0.8 * base
+    assert written(judged, "e") < 0.8 * base
+    assert written(judged, "h") > written(judged, "a") + 0.1
+    narrow, repaired = (judged[name]["ability"]["uncovered"]["copied"] for name in ("a", "b"))
+    assert repaired > narrow + 0.08
 
 
 def test_completions_are_lost_with_the_rows_and_come_back_with_them(judged):

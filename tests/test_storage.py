@@ -7,6 +7,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from coverage_job import storage
 from coverage_job.errors import RunDirectoryError, StorageError
 from coverage_job.storage import Run, RunWriter, read_parquet, write_bytes, write_parquet
 
@@ -82,3 +83,78 @@ def test_a_torn_parquet_names_itself(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(StorageError, match=r"t\.parquet"):
         read_parquet(str(path))
+
+
+class SlowDown(OSError):
+    """What a store raises that is asked too often."""
+
+
+def test_a_throttled_operation_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(storage.time, "sleep", pauses.append)
+    answers = iter([SlowDown("503"), TimeoutError(), b"data"])
+
+    def operation() -> bytes:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert storage.with_retries(operation, "s3://b/x") == b"data"
+    assert pauses == [0.5, 1.0]
+
+
+def test_a_store_that_never_recovers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
+
+    def operation() -> bytes:
+        raise SlowDown("Please reduce your request rate")
+
+    with pytest.raises(StorageError, match=r"s3://b/x: gave up after 6 tries: Please reduce"):
+        storage.with_retries(operation, "s3://b/x")
+
+
+def test_errors_of_remote_packages_are_told_apart_by_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    exceptions = pytest.importorskip("botocore.exceptions")
+    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
+
+    def fail(error: Exception) -> str:
+        calls = []
+
+        def operation() -> None:
+            calls.append(1)
+            raise error
+
+        with pytest.raises(Exception, match=r".") as caught:
+            storage.with_retries(operation, "s3://b/x")
+        return f"{len(calls)} {type(caught.value).__name__}"
+
+    assert fail(exceptions.ReadTimeoutError(endpoint_url="http://h")) == "6 StorageError"
+    assert fail(exceptions.NoCredentialsError()) == "1 StorageError"
+    assert fail(FileNotFoundError("x")) == "1 FileNotFoundError"
+    assert fail(ValueError("a fault of ours")) == "1 ValueError"
+
+
+def test_secrets_are_masked_wherever_they_stand() -> None:
+    tree = {
+        "path": [
+            "s3://key:s3cr3t@bucket/x",
+            "https://h/x?X-Amz-Signature=s3cr3t&X-Amz-Credential=s3cr3t&a=1",
+        ],
+        "template": "a key=value pair; token=none; user@host",
+    }
+    masked = storage.mask_urls(tree)
+    assert "s3cr3t" not in str(masked)
+    assert masked["path"][1].endswith("&a=1")
+    assert masked["template"] == tree["template"]
+    settings = {
+        "spark.hadoop.fs.s3a.secret.key": "s3cr3t",
+        "spark.hadoop.fs.s3a.access.key": "s3cr3t",
+        "spark.hadoop.fs.azure.account.key.x.dfs.core.windows.net": "s3cr3t",
+        "spark.hadoop.fs.s3a.session.token": "s3cr3t",
+        "spark.ssl.keyStorePassword": "s3cr3t",
+        "spark.jars": "https://u:s3cr3t@h/x.jar",
+        "spark.executor.memory": "2g",
+    }
+    assert "s3cr3t" not in str(storage.mask_settings(settings))
+    assert storage.mask_settings(settings)["spark.executor.memory"] == "2g"

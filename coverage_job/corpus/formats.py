@@ -23,6 +23,7 @@ from coverage_job.corpus.lines import FIRST_BYTES, Oversized, line_blocks, owned
 from coverage_job.corpus.plan import Piece
 from coverage_job.corpus.shapes import RecordError
 from coverage_job.errors import BadFileError
+from coverage_job.storage import open_input
 
 # Rows of one Arrow batch are decoded at once: few enough for a run of rows far above the average.
 ROW_BATCH_BYTES = 1 << 20
@@ -215,7 +216,7 @@ _ARROW_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError)
 def open_parquet(path: str) -> pq.ParquetFile:
     """A Parquet file that is read page by page. Raises BadFileError where its footer cannot be read."""
     try:
-        file = fsspec.open(path, "rb").open()
+        file = open_input(path)
         # A buffered stream reads pages as they are needed; without it a column of a row group, or all
         # of them with pre_buffer, is held at once.
         return pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
@@ -274,7 +275,7 @@ _EOS = (b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x00\x00\x00\x00")
 
 def arrow_schema(path: str) -> pa.Schema:
     """The schema of an Arrow file or stream."""
-    with fsspec.open(path, "rb") as file:
+    with open_input(path) as file:
         try:
             return _open_arrow(path, file, None).schema
         except _ARROW_ERRORS as error:
@@ -323,7 +324,7 @@ def _arrow_input(path: str) -> Any:
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         # Mapped: a record batch of any size is paged in as its rows are read.
         return pa.memory_map(plain)
-    return fsspec.open(path, "rb").open()
+    return open_input(path)
 
 
 def _check_stream_end(path: str, file: Any) -> None:

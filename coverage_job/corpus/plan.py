@@ -16,6 +16,7 @@ import fsspec
 from coverage_job.config import Corpus
 from coverage_job.corpus.streams import CODECS, codec_of
 from coverage_job.errors import CorpusError
+from coverage_job.storage import exists, with_retries
 
 if TYPE_CHECKING:
     from coverage_job.corpus.source import Source
@@ -54,13 +55,14 @@ class Piece:
     """A byte range of a file; (0, size) for a whole one.
 
     What begins in the range belongs to it: lines by their first byte, Parquet row groups by theirs,
-    documents of token files by their place.
+    documents of token files by their place. version: of the file, see FileInfo.
     """
 
     path: str
     size: int
     start: int
     end: int
+    version: str = ""
 
     @property
     def whole(self) -> bool:
@@ -122,42 +124,64 @@ def _hidden(path: str, root: str) -> bool:
     )
 
 
+def _file_info(fs: Any, info: dict[str, Any]) -> FileInfo:
+    local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
+    full = info["name"] if local else fs.unstrip_protocol(info["name"])
+    # fsspec gives seconds as a float, too coarse to tell two versions of a local file apart.
+    version = str(os.stat(full).st_mtime_ns) if local else _version(info)
+    size = info.get("size")
+    return FileInfo(full, -1 if size is None else int(size), version)
+
+
+def changed(piece: Piece) -> str:
+    """How a piece's file differs from what was planned, now that it was read; '' where it does not."""
+    if not piece.version:
+        return ""
+    fs, plain = fsspec.url_to_fs(piece.path)
+    try:
+        fs.invalidate_cache(plain)
+        now = _file_info(fs, with_retries(lambda: fs.info(plain), piece.path))
+    except FileNotFoundError:
+        return f"{piece.path}: was removed while it was read; put it back, or run again without it"
+    if (now.size, now.version) == (piece.size, piece.version):
+        return ""
+    sizes = f" ({piece.size:,} bytes then, {now.size:,} now)" if now.size != piece.size else ""
+    return f"{piece.path}: changed while it was read{sizes}; let its writer finish, then run again"
+
+
 def _list(path: str, corpus: Corpus) -> Iterator[FileInfo]:
     name = f"corpus {corpus.name}"
     try:
         fs, plain = fsspec.url_to_fs(path)
     except (ImportError, ValueError) as error:
         raise CorpusError(f"{name}: {path} cannot be opened ({error})") from None
-    local = isinstance(fs, fsspec.implementations.local.LocalFileSystem)
 
-    def entry(info: dict[str, Any]) -> FileInfo:
-        full = info["name"] if local else fs.unstrip_protocol(info["name"])
-        # fsspec gives seconds as a float, too coarse to tell two versions of a local file apart.
-        version = str(os.stat(full).st_mtime_ns) if local else _version(info)
-        size = info.get("size")
-        return FileInfo(full, -1 if size is None else int(size), version)
+    def find() -> tuple[dict[str, Any], str]:
+        # A file whose name holds glob characters is that file.
+        # `exists` would take a store that does not answer for one that has nothing there.
+        try:
+            info = fs.info(plain)
+        except FileNotFoundError:
+            info = None
+        if info is not None:
+            if info["type"] != "directory":
+                # Named in full, so not hidden.
+                return {plain: info}, plain
+            return fs.find(plain, detail=True), plain
+        if any(sign in plain for sign in "*?["):
+            first = min(plain.index(sign) for sign in "*?[" if sign in plain)
+            return fs.glob(plain, detail=True), plain[: plain.rfind("/", 0, first) + 1]
+        return {}, plain
 
     try:
-        # A file whose name holds glob characters is that file.
-        if fs.exists(plain):
-            info = fs.info(plain)
-            if info["type"] != "directory":
-                yield entry(info)
-                return
-            found, root = fs.find(plain, detail=True), plain
-        elif any(sign in plain for sign in "*?["):
-            found = fs.glob(plain, detail=True)
-            first = min(plain.index(sign) for sign in "*?[" if sign in plain)
-            root = plain[: plain.rfind("/", 0, first) + 1]
-        else:
-            found, root = {}, plain
+        found, root = with_retries(find, path)
     except OSError as error:
         raise CorpusError(f"{name}: {path} cannot be listed ({error}); check the path and access") from None
     matched = 0
     for key, info in found.items():
         if info["type"] != "directory" and not _hidden(key, root):
             matched += 1
-            yield entry(info)
+            yield _file_info(fs, info)
     if not matched:
         why = "matches no file" if any(sign in path for sign in "*?[") else "does not exist or holds no file"
         raise CorpusError(
@@ -186,8 +210,7 @@ def list_files(corpus: Corpus) -> list[FileInfo]:
 
 def has_index(path: str) -> bool:
     """Whether a .bin file has the .idx file of a Megatron pair beside it."""
-    fs, plain = fsspec.url_to_fs(path.removesuffix(".bin") + ".idx")
-    return bool(fs.exists(plain))
+    return exists(path.removesuffix(".bin") + ".idx")
 
 
 def corpus_format(corpus: Corpus, files: list[FileInfo]) -> str:
@@ -244,7 +267,7 @@ def make_splits(corpus: str, files: Iterable[FileInfo], source: Source, split_by
 
 def _cut(info: FileInfo, kind: str, split_bytes: int) -> Iterator[Piece]:
     if kind not in SPLITTABLE or codec_of(info.path) is not None or info.size <= split_bytes:
-        yield Piece(info.path, info.size, 0, info.size)
+        yield Piece(info.path, info.size, 0, info.size, info.version)
         return
     for start in range(0, info.size, split_bytes):
-        yield Piece(info.path, info.size, start, min(start + split_bytes, info.size))
+        yield Piece(info.path, info.size, start, min(start + split_bytes, info.size), info.version)

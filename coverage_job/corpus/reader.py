@@ -31,7 +31,14 @@ from coverage_job.corpus.formats import Row
 from coverage_job.corpus.languages import KeyTable
 from coverage_job.corpus.lines import FIRST_BYTES, Oversized
 from coverage_job.corpus.plan import Piece
-from coverage_job.corpus.shapes import PlainRenderer, RecordError, Renderer, count_notes, to_dialogue
+from coverage_job.corpus.shapes import (
+    Dialogue,
+    PlainRenderer,
+    RecordError,
+    Renderer,
+    count_notes,
+    to_dialogue,
+)
 from coverage_job.corpus.source import Source
 from coverage_job.corpus.token_records import token_batches
 from coverage_job.errors import CorpusError
@@ -115,6 +122,8 @@ class Reader:
         self.source = source
         self.renderer: Renderer = renderer or PlainRenderer(source.train_on)
         self.rows = rows
+        # Told of every dialogue that is used, with its key and its place.
+        self.observe: Callable[[Dialogue, Key, str], None] | None = None
         self.table = KeyTable(source.corpus, source.language_field, source.group_by)
         if self.table.constant:
             self.table.index(None, None)
@@ -400,6 +409,8 @@ class PieceReader:
             if not rendered.spans and not source.pretraining:
                 stats.without_target += 1
             key = self._table.of_record(value)
+            if self._reader.observe is not None:
+                self._reader.observe(dialogue, self._reader.keys[key], renderer.place)
             for batch in builder.add(rendered.pieces, rendered.spans, key, rendered.plain):
                 yield self._counted(batch)
 

@@ -8,10 +8,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import fsspec
 import zstandard
 
 from coverage_job.errors import BadFileError
+from coverage_job.storage import open_input
 
 CHUNK = 1 << 20
 _OUT = 1 << 20
@@ -149,7 +149,7 @@ def decompress(source: Iterator[bytes], codec: str, path: str) -> Iterator[bytes
 def raw_chunks(path: str, start: int = 0) -> Iterator[bytes]:
     """A file's own bytes from `start` on, in chunks. Raises BadFileError where it cannot be read."""
     try:
-        with fsspec.open(path, "rb") as file:
+        with open_input(path) as file:
             if start:
                 file.seek(start)
             while chunk := file.read(CHUNK):

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import fsspec
-
 from coverage_job.errors import JobError
+from coverage_job.storage import exists, kind_of, list_folder, open_input
 
 _CONFIG, _JINJA, _FOLDER = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 
@@ -70,7 +69,7 @@ def load_template(tokenizer: str, choice: str = "auto", name: str | None = None)
     named = dict(_named(folder))
     if not named:
         return None
-    source = f"{folder}/{_JINJA if _exists(f'{folder}/{_JINJA}') else _CONFIG}"
+    source = f"{folder}/{_JINJA if exists(f'{folder}/{_JINJA}') else _CONFIG}"
     chosen = name or "default"
     if chosen not in named:
         raise JobError(
@@ -82,18 +81,12 @@ def load_template(tokenizer: str, choice: str = "auto", name: str | None = None)
 
 
 def _folder(path: str) -> str:
-    fs, plain = fsspec.url_to_fs(path)
-    return path.rstrip("/") if fs.isdir(plain) else path.rpartition("/")[0] or "."
-
-
-def _exists(path: str) -> bool:
-    fs, plain = fsspec.url_to_fs(path)
-    return bool(fs.exists(plain))
+    return path.rstrip("/") if kind_of(path) == "directory" else path.rpartition("/")[0] or "."
 
 
 def _read(path: str) -> str:
     try:
-        with fsspec.open(path, "rb") as file:
+        with open_input(path) as file:
             data: bytes = file.read()
         return data.decode("utf-8")
     except OSError as error:
@@ -103,7 +96,7 @@ def _read(path: str) -> str:
 
 
 def _json(path: str) -> dict[str, Any]:
-    if not _exists(path):
+    if not exists(path):
         return {}
     try:
         data = json.loads(_read(path))
@@ -126,15 +119,12 @@ def _named(folder: str) -> Iterator[tuple[str, str]]:
             yield str(entry["name"]), str(entry["template"])
     elif config is not None:
         raise JobError(f"{folder}/{_CONFIG}: `chat_template` is neither a text nor a list of named texts")
-    if _exists(f"{folder}/{_JINJA}"):
+    if exists(f"{folder}/{_JINJA}"):
         yield "default", _read(f"{folder}/{_JINJA}")
     extra = f"{folder}/{_FOLDER}"
-    if _exists(extra):
-        fs, plain = fsspec.url_to_fs(extra)
-        for path in sorted(fs.ls(plain, detail=False)):
-            base = str(path).rpartition("/")[2]
-            if base.endswith(".jinja"):
-                yield base.removesuffix(".jinja"), _read(f"{extra}/{base}")
+    for base in list_folder(extra):
+        if base.endswith(".jinja"):
+            yield base.removesuffix(".jinja"), _read(f"{extra}/{base}")
 
 
 def token_texts(tokenizer: str) -> dict[str, str]:

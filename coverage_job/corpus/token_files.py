@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 
 from coverage_job.corpus.plan import Piece
 from coverage_job.errors import BadFileError
+from coverage_job.storage import open_input
 
 _NPY: dict[str, Any] = vars(np.lib.format)  # its functions carry no types
 
@@ -53,7 +53,7 @@ class TooLong:
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
     try:
-        with fsspec.open(path, "rb") as file:
+        with open_input(path) as file:
             yield file
     except OSError as error:
         raise BadFileError(f"{path}: cannot be read ({error})") from None

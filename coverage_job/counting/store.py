@@ -32,7 +32,7 @@ from coverage_job.schemas import PARTIAL
 from coverage_job.storage import join, list_folder, parquet_bytes, read_bytes, write_bytes
 
 # Raised when parts of another version cannot be used.
-FORMAT = 1
+FORMAT = 2
 _REPORT = b"coverage_job.report"
 
 
@@ -96,7 +96,7 @@ def _with_report(table: pa.Table, report: Mapping[str, Any]) -> bytes:
     return parquet_bytes(table.replace_schema_metadata({_REPORT: orjson.dumps(report)}))
 
 
-def _read(path: str) -> tuple[pa.Table, dict[str, Any]]:
+def read_kept_file(path: str) -> tuple[pa.Table, dict[str, Any]]:
     """A file of the store and its report. Raises StorageError where it is torn."""
     try:
         table = pq.read_table(pa.BufferReader(read_bytes(path)))
@@ -139,7 +139,7 @@ def load_kept(folder: str, keys: Mapping[str, str], sizes: Mapping[str, int]) ->
     exact = f"{set_key(keys.values())}.parquet"
     for name in [exact] if exact in names else sorted(names, reverse=True):
         try:
-            table, report = _read(join(snapshots, name))
+            table, report = read_kept_file(join(snapshots, name))
         except StorageError as error:
             kept.torn.append(str(error))
             continue
@@ -157,7 +157,7 @@ def _add_parts(kept: Kept, folder: str, wanted: Mapping[str, str], sizes: Mappin
     found: dict[str, dict[tuple[int, int], tuple[str, PieceReport]]] = {}
     for name in list_folder(join(folder, "parts")):
         try:
-            part = _read(join(folder, "parts", name))
+            part = read_kept_file(join(folder, "parts", name))
         except StorageError as error:
             kept.torn.append(str(error))
             continue

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coverage_job.corpus.audit import MaskAudit
+from coverage_job.corpus.mixed import MixedScripts
 from coverage_job.corpus.reader import BadRecord, PieceStats, locate
 
 # Located bad records kept of a corpus; all are counted.
@@ -24,6 +25,7 @@ class PieceReport:
     tokens: int = 0
     supervised_tokens: int = 0
     mask_audit: dict[str, Any] = field(default_factory=dict)
+    mixed: dict[str, Any] = field(default_factory=dict)
     bad: list[BadRecord] = field(default_factory=list)
 
     @classmethod
@@ -45,6 +47,7 @@ class Tally:
     supervised_tokens: int = 0
     seconds: float = 0.0
     mask_audit: MaskAudit = field(default_factory=MaskAudit)
+    mixed: MixedScripts = field(default_factory=MixedScripts)
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     bad: list[BadRecord] = field(default_factory=list)
@@ -63,6 +66,8 @@ class Tally:
             self.supervised_tokens += piece.supervised_tokens
             if piece.mask_audit:
                 self.mask_audit = self.mask_audit.merge(MaskAudit.from_dict(piece.mask_audit))
+            if piece.mixed:
+                self.mixed.merge(MixedScripts.from_dict(piece.mixed))
             self.reasons.update(piece.stats.reasons)
             self.notes.update(piece.stats.notes)
         read = [p for p in pieces if not p.error]
@@ -75,6 +80,7 @@ class Tally:
         self.tokens += other.tokens
         self.supervised_tokens += other.supervised_tokens
         self.mask_audit = self.mask_audit.merge(other.mask_audit)
+        self.mixed.merge(other.mixed)
         self.reasons.update(other.reasons)
         self.notes.update(other.notes)
         self.missing |= other.missing
@@ -92,6 +98,7 @@ class Tally:
             "tokens": self.tokens,
             "supervised_tokens": self.supervised_tokens,
             "mask_audit": self.mask_audit.to_dict(),
+            "mixed": self.mixed.to_dict(),
             "reasons": dict(self.reasons),
             "notes": dict(self.notes),
             "bad": bad,
@@ -104,6 +111,7 @@ class Tally:
             **{
                 **data,
                 "mask_audit": MaskAudit.from_dict(data["mask_audit"]),
+                "mixed": MixedScripts.from_dict(data["mixed"]),
                 "reasons": Counter(data["reasons"]),
                 "notes": Counter(data["notes"]),
                 "bad": bad,

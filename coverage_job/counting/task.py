@@ -20,9 +20,11 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from coverage_job.corpus.audit import MaskAudit
-from coverage_job.corpus.documents import TextBatch, TokenBatch, insert_ids
-from coverage_job.corpus.plan import Split
+from coverage_job.corpus.documents import Key, TextBatch, TokenBatch, insert_ids
+from coverage_job.corpus.mixed import MixedScripts
+from coverage_job.corpus.plan import Split, changed
 from coverage_job.corpus.reader import PieceReader, Reader
+from coverage_job.corpus.shapes import Dialogue
 from coverage_job.corpus.source import Source
 from coverage_job.corpus.template import TemplateSpec
 from coverage_job.corpus.templated import TemplateRenderer, template_renderer
@@ -202,6 +204,8 @@ class _Counter:
         self._own = own
         self._templated = _templated(own, tokenizer)
         self.reader = Reader(own.source, renderer=self._templated, rows=spec.rows)
+        if own.source.dialogues and not own.source.pretraining:
+            self.reader.observe = self._observe
         self._watched = _watched(self._templated, tokenizer)
         self._kernel = kernel
         # What the store will keep: counts by file.
@@ -226,10 +230,13 @@ class _Counter:
                         report.early = True
                         self._histogram.keep()
                         yield from self._drain(piece.piece.path)
+                if why := changed(piece.piece):
+                    raise BadFileError(why)
                 self._keep(entry)
             except BadFileError as fault:
                 self._drop()
-                entry.error = str(fault)
+                # What a file's change made of it, such as an early end, is no fault of the file's.
+                entry.error = changed(piece.piece) or str(fault)
             entry.bad = piece.bad
             report.pieces.append(entry)
             if store is not None:
@@ -276,7 +283,11 @@ class _Counter:
         entry.tokens, entry.supervised_tokens = self._tokens.tolist()
         if not self._own.source.pretraining:
             entry.mask_audit = self._mask_audit.to_dict()
+            entry.mixed = self._mixed.to_dict()
         self._begin()
+
+    def _observe(self, dialogue: Dialogue, key: Key, place: str) -> None:
+        self._mixed.look(dialogue, key.language, self._own.source.train_on, place)
 
     def _drop(self) -> None:
         self._histogram.drop()
@@ -286,6 +297,7 @@ class _Counter:
         self._tokens = np.zeros(2, np.int64)
         # What rendering finds and what the tokens show go into one audit.
         self._mask_audit = MaskAudit()
+        self._mixed = MixedScripts()
         if self._templated is not None:
             self._templated.audit = self._mask_audit
 
@@ -307,8 +319,11 @@ def _watched(templated: TemplateRenderer | None, tokenizer: Tokenizer) -> Watche
     """The ids whose place in dialogues the mask audit holds to account."""
     if templated is None:
         return Watched(None, {})
-    bos = templated.renderer.template.variables.get("bos_token")
-    ends = ((tokenizer.token_to_id(text), text) for text in templated.renderer.end_of_turn())
+    variables = templated.renderer.template.variables
+    bos, eos = variables.get("bos_token"), variables.get("eos_token")
+    # A model stops at its end of turn or at its EOS; one that is never a target, it never learns to write.
+    texts = dict.fromkeys([*templated.renderer.end_of_turn(), *([eos] if eos else [])])
+    ends = ((tokenizer.token_to_id(text), text) for text in texts)
     return Watched(
         tokenizer.token_to_id(bos) if bos else None, {i: text for i, text in ends if i is not None}
     )

@@ -5,6 +5,7 @@ The DataFrame API alone is used, so that Spark Connect and managed clusters work
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -22,6 +23,7 @@ import pyarrow as pa
 from coverage_job.counting.merge import KEY, Merger
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.engines import Done, Task
+from coverage_job.engines import preflight as asking
 from coverage_job.errors import CorpusError, CoverageJobError, EngineError
 from coverage_job.schemas import COUNTS
 
@@ -101,6 +103,15 @@ def _run_table(task: TableTask, batches: Iterator[pa.RecordBatch]) -> Iterator[p
         raise RuntimeError(f"{_MARK}{type(error).__name__}: {error}{_MARK}") from None
 
 
+def _answer(
+    gather: Callable[[], dict[str, Any]], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """What a Spark task runs when executors are asked for their facts."""
+    for _ in batches:
+        pass
+    yield pa.record_batch([pa.array([json.dumps(gather())])], names=["facts"])
+
+
 def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Batches as Arrow streams in a binary column: what a driver of any Spark version can collect."""
     options = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -159,13 +170,35 @@ class SparkEngine:
             self.session.stop()
 
     @property
+    def connect(self) -> bool:
+        """Whether the session is one of Spark Connect, whose server is anywhere."""
+        return ".connect." in type(self.session).__module__
+
+    @property
     def master(self) -> str:
-        return self.session.conf.get("spark.master", None) or "connect"
+        return "connect" if self.connect else self.session.conf.get("spark.master", None) or "unknown"
 
     @property
     def local(self) -> bool:
         """Whether tasks run on this machine."""
         return self.master.startswith("local")
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether tasks run in the driver's own environment: `local[N]`, not `local-cluster[...]`."""
+        return re.match(r"local($|\[)", self.master) is not None
+
+    @property
+    def driver_on_cluster(self) -> bool:
+        """Whether this process runs on a node of the cluster, whose disk nobody keeps."""
+        if self.connect:
+            return False
+        conf = self.session.conf
+        # In a driver's pod spark-submit runs in client mode; the pod has been named by what submitted it.
+        return bool(
+            conf.get("spark.submit.deployMode", "client") == "cluster"
+            or (self.master.startswith("k8s") and conf.get("spark.kubernetes.driver.pod.name", None))
+        )
 
     def describe(self) -> str:
         return f"Spark {self.session.version}, {self.master}"
@@ -211,6 +244,34 @@ class SparkEngine:
             return schema.empty_table()
         output = self._tasks(task, items, schema)
         return pa.Table.from_batches(list(self._collect(output, len(items), done))).cast(schema)
+
+    def preflight(self, question: asking.Question) -> list[str]:
+        """One line per way in which executors do not fit the driver; none where they do. One Spark job."""
+        from pyspark import cloudpickle
+
+        packages = (*asking.DECIDING, *asking.OTHERS)
+        ask = partial(asking.gather, question.files, question.store, question.token, packages)
+        try:
+            parallel = self.session.sparkContext.defaultParallelism
+        except Exception:  # Spark Connect does not tell
+            parallel = 8
+        tasks = min(max(2 * parallel, 4), 512)
+        # As code, not as names to import: coverage_job itself may be what is missing.
+        own = sys.modules[__name__], sys.modules[asking.__name__]
+        for module in own:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            frame = self.session.range(0, tasks, 1, numPartitions=tasks)
+            rows = frame.mapInArrow(partial(_answer, ask), "facts string").collect()
+        except Exception as error:
+            why = asking.explain_start(str(error))
+            if why is None:
+                raise
+            return [why]
+        finally:
+            for module in own:
+                cloudpickle.unregister_pickle_by_value(module)
+        return asking.problems(question, ask(), [json.loads(row[0]) for row in rows])
 
     def _tasks(self, task: Task[T], items: Sequence[T], schema: pa.Schema) -> Any:
         # Each Spark task unpickles all of what is shipped, but only its own items from it.

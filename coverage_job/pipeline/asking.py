@@ -141,8 +141,10 @@ def confusion(
 def _confused(summary: Mapping[str, Any]) -> RenderableType:
     """The benchmark's pass rates and the share of answers with foreign letters, by language."""
     entries = [("overall", summary["overall"]), *summary["by_language"].items()]
-    names = [
-        name for name, value in summary["overall"].items() if isinstance(value, dict) and "rate" in value
+    # Word pass rates exist for languages not written in Latin letters.
+    nothing = {"rate": None}
+    names = ("foreign_script", "line_pass", "word_pass")
+    rows = [
+        [language, *[_interval(entry.get(name, nothing)) for name in names]] for language, entry in entries
     ]
-    rows = [[language, *[_interval(entry[name]) for name in names]] for language, entry in entries]
     return tables.grid("Language confusion", ["", *[name.replace("_", " ") for name in names]], rows)

@@ -43,6 +43,7 @@ from coverage_job.tokenizer.load import load
 
 # Share of labels that may differ from their own ids before they are taken for shifted ones.
 _MOST_SHIFTED = 0.01
+_MOST_GROUPS = 1000
 # What a corpus that holds the token proves wrong.
 OPEN = (Reachability.UNREACHABLE, Reachability.MERGE_INTERMEDIATE)
 
@@ -52,13 +53,14 @@ class Counted:
     """What counting gave.
 
     histogram: schema HISTOGRAM. corpora: the list of `run.json`. contexts: a text per token that the
-    vocabulary table knew none for. bad: located bad records.
+    vocabulary table knew none for. bad: located bad records. mixed: rows of schema MIXED_SCRIPT.
     """
 
     histogram: pa.Table
     corpora: list[dict[str, Any]]
     contexts: dict[int, str]
     bad: list[BadRecord]
+    mixed: list[dict[str, Any]]
     audit: dict[str, Any]
     peak_bytes: int
 
@@ -98,7 +100,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
             )
         counts = pa.concat_tables([counts, more])
         reports += map(orjson.loads, texts)
-    infos, bad, tables = [], [], []
+    infos, bad, mixed, tables = [], [], [], []
     contexts: dict[int, str] = {}
     for c in plan.corpora:
         name = c.corpus.name
@@ -117,6 +119,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         _check_limits(c, tally, plan.job)
         infos.append(_corpus_info(c, tally, len(own.kept.files)))
         bad += tally.bad
+        mixed += [{"corpus": name, **place} for place in tally.mixed.places]
         tables.append(own_counts)
         contexts = own_contexts | contexts
     return Counted(
@@ -124,6 +127,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         corpora=infos,
         contexts=contexts,
         bad=bad,
+        mixed=mixed,
         audit=_sum_audits(reports),
         peak_bytes=max((r["peak_bytes"] for r in reports), default=0),
     )
@@ -338,6 +342,14 @@ def _corpus_info(c: CorpusPlan, tally: Tally, reused: int) -> dict[str, Any]:
     }
     if c.corpus.stage is Stage.POSTTRAINING:
         info["mask_audit"] = tally.mask_audit.to_dict()
+        info["mixed_script"] = {
+            "documents": sum(tally.mixed.documents.values()),
+            "mixed": sum(tally.mixed.mixed.values()),
+            "by_language": {
+                language: {"documents": n, "mixed": tally.mixed.mixed.get(language, 0)}
+                for language, n in sorted(tally.mixed.documents.items())
+            },
+        }
         info["mask_findings"] = [asdict(f) for f in findings(tally.mask_audit)]
     return info
 
@@ -355,6 +367,13 @@ def _histogram(counts: pa.Table, corpora: Sequence[CorpusPlan]) -> pa.Table:
     """Counts by unit as schema HISTOGRAM, in the job's order of corpora."""
     order = {c.corpus.name: i for i, c in enumerate(corpora)}
     stage = {c.corpus.name: c.corpus.stage.value for c in corpora}
+    groups = pl.DataFrame(counts).group_by("unit").agg(pl.col("group").n_unique())
+    for name, number in groups.iter_rows():
+        if number > _MOST_GROUPS:
+            field = next(c.corpus.group_by for c in corpora if c.corpus.name == name)
+            raise CorpusError(
+                f"corpus {name}: {number:,} values of group_by: {field}; over {_MOST_GROUPS:,} are an error"
+            )
     frame = (
         pl.DataFrame(counts)
         .rename({"unit": "corpus"})

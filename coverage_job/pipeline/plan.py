@@ -50,16 +50,19 @@ class Plan:
     started: datetime
 
 
-def open_engine(name: str, job: Job) -> Engine:
-    """The engine by name: ``auto``, ``local`` or ``spark``. Raises EngineError with the way out."""
+def open_engine(name: str, job: Job, steps: Steps) -> Engine:
+    """The engine by name: ``auto``, ``local`` or ``spark``. Raises EngineError with the way out.
+
+    ``auto`` is Spark where the job or the process asks for it, else Spark's local mode where it can
+    start, else local processes.
+    """
     options = job.engine
     if name == "auto":
-        asked = (
-            any(c.table is not None for c in job.corpora)
-            or options.master is not None
-            or spark_engine.wanted()
-        )
-        name = "spark" if asked or spark_engine.unavailable() is None else "local"
+        asked = any(c.table is not None for c in job.corpora) or options.master or spark_engine.wanted()
+        why_not = None if asked else spark_engine.unavailable()
+        if why_not is not None:
+            steps.say(f"Spark is not used: {why_not}; counting on processes of this machine")
+        name = "spark" if why_not is None else "local"
     if name == "local":
         return LocalEngine(options.workers)
     return SparkEngine(options.master, options.conf, options.workers)

@@ -87,7 +87,7 @@ def mix(run_directory: str, output: str, *, engine_name: str, options: MixOption
     if not pretraining:
         raise RemedyError(f"{run_directory}: the job has no pre-training files to choose from")
     job = opened.job.model_copy(update={"corpora": pretraining})
-    with open_engine(engine_name, job) as engine:
+    with open_engine(engine_name, job, steps) as engine:
         plan = make_plan(job, engine, steps)
         texts = [c for c in plan.corpora if c.source.shape == "text"]
         spec = count_spec(plan, (), steps)

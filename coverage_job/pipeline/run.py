@@ -22,12 +22,14 @@ from coverage_job.drift.command import DriftResult, Scored, analyse, score_check
 from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
 from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
 from coverage_job.pipeline.plan import Plan, make_plan, open_engine
+from coverage_job.pipeline.preflight import preflight, refuse_lost_output
+from coverage_job.pipeline.tokenizers import compare_with_pretraining
 from coverage_job.progress import Steps
 from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
 from coverage_job.report.page import PageData, page
-from coverage_job.schemas import BAD_RECORDS, VOCABULARY, Stage
-from coverage_job.storage import RunWriter
+from coverage_job.schemas import BAD_RECORDS, MIXED_SCRIPT, VOCABULARY, Stage
+from coverage_job.storage import RunWriter, mask_settings, mask_text, mask_urls
 from coverage_job.tokenizer.labels import with_counted_languages
 from coverage_job.tokenizer.load import load
 from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
@@ -44,8 +46,10 @@ class Result:
 
 def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """Histograms alone, in a new run directory."""
-    with open_engine(engine_name, job) as engine:
+    with open_engine(engine_name, job, steps) as engine:
+        refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
+        preflight(plan, engine, steps)
         vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size)
         counted = count(plan, vocabulary, engine, steps)
         info = _run_info(plan, counted, engine.describe(), steps)
@@ -59,8 +63,11 @@ def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) 
 def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """The main job: counts, coverage, manifest, summaries, checks and the page, in a new run directory."""
     scoring: Future[Scored] | None = None
-    with open_engine(engine_name, job) as engine:
+    with open_engine(engine_name, job, steps) as engine:
+        refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)
+        other = compare_with_pretraining(plan, steps)
+        preflight(plan, engine, steps)
         with steps.step("vocabulary"):
             vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
         # The driver scores checkpoints while the executors count.
@@ -91,7 +98,10 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     )
     checked = [r.to_dict() for r in results]
     bad = _bad_table(counted.bad)
-    info = _run_info(plan, counted, engine_text, steps) | {"totals": _totals(summary)}
+    info = _run_info(plan, counted, engine_text, steps) | {
+        "totals": _totals(summary),
+        "pretraining_tokenizer": other,
+    }
     writer = RunWriter.create(job.output, directory)
     name = writer.path.rstrip("/").rsplit("/", 1)[-1]
     data = PageData(
@@ -113,6 +123,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         writer.write_table("summary.parquet", summary)
         writer.write_json("summary.json", _summary_json(summary, counted.corpora))
         writer.write_table("bad_records.parquet", bad)
+        writer.write_table("mixed_script.parquet", pa.Table.from_pylist(counted.mixed, MIXED_SCRIPT))
         writer.write_json("checks.json", checked)
         if drift is not None:
             writer.write_table("drift.parquet", drift.table)
@@ -183,12 +194,12 @@ def _summary_json(summary: pa.Table, corpora: list[dict[str, Any]]) -> dict[str,
 
 
 def _bad_table(bad: Sequence[BadRecord]) -> pa.Table:
-    rows = [{name: getattr(b, name) for name in BAD_RECORDS.names} for b in bad]
+    rows = [{name: getattr(b, name) for name in BAD_RECORDS.names} | {"file": mask_text(b.file)} for b in bad]
     return pa.Table.from_pylist(rows, BAD_RECORDS)
 
 
 def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[str, Any]:
-    return {
+    info = {
         "started": plan.started.isoformat(timespec="seconds"),
         "job": plan.job.model_dump(mode="json"),
         "engine": engine,
@@ -199,6 +210,10 @@ def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[s
         "peak_bytes": counted.peak_bytes,
         "seconds": steps.seconds,
     }
+    # Where it is written down, no URL shows its secrets.
+    masked: dict[str, Any] = mask_urls(info)
+    masked["job"]["engine"]["conf"] = mask_settings(plan.job.engine.conf)
+    return masked
 
 
 def _totals(summary: pa.Table) -> dict[str, int]:

@@ -148,7 +148,9 @@ def probe_run(
             generate(model, tokenizer, encoded, kept, max_new_tokens, progress)
             answers = kept.answers
         if verify:
-            contexts = [(p.token_id, verification_ids(p, tokenizer, wrap)) for p in prompts]
+            # In the other kinds something else than the token comes next.
+            asking = [p for p in prompts if p.kind == "copy"] or prompts
+            contexts = [(p.token_id, verification_ids(p, tokenizer, wrap)) for p in asking]
             probability = largest_probabilities(model, contexts)
         rows = rows or model.output_rows
     elif endpoint is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coverage_job.checks import Result
+from coverage_job.counting.store_files import Folder
 from coverage_job.coverage import starved
 from coverage_job.tokenizer.vocabulary import printable
 
@@ -114,7 +116,7 @@ def tallies(title: str, summary: pa.Table, by: str, limit: int) -> Table:
 def most_starved(coverage: pa.Table) -> RenderableType:
     """The tokens most frequent in pre-training that post-training never asks for."""
     frame = starved(coverage, _STARVED)
-    title = f"The {len(frame)} most frequent pre-training tokens that post-training never makes a target"
+    title = f"The {len(frame)} most frequent pre-training tokens that post-training never asks for"
     if len(frame) == 0:
         return Text("Post-training makes a target of every reachable token that pre-training holds.")
     rows = [
@@ -140,11 +142,15 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
         return Text("Nothing is flagged: every reachable token is a target often enough.")
     lines = [
         f"{whole(len(flagged))} tokens lack {whole(int(flagged['deficit'].sum()))} targets. Next:",
-        f"  coverage-job repeat {path} --output repeat      a verified set that makes each a target",
-        f"  coverage-job mix {path} --output mix --budget-tokens 2000000      real text that holds them",
-        f"  coverage-job protect {path} --output protect    keep their rows, where the data may not change",
+        "  a verified set of dialogues that makes each a target",
+        f"    coverage-job repeat {path} --output repeat",
+        "  real pre-training text that holds them",
+        f"    coverage-job mix {path} --output mix --budget-tokens 2000000",
+        "  where the data may not change, their rows kept in training",
+        f"    coverage-job protect {path} --output protect",
     ]
-    return Text("\n".join(lines))
+    # A command is one line, however narrow the terminal, so that it can be copied.
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 def verdicts(results: Sequence[Result]) -> RenderableType:
@@ -158,6 +164,19 @@ def verdicts(results: Sequence[Result]) -> RenderableType:
     table = grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, left=5)
     table.columns[2].justify = "right"
     return table
+
+
+def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
+    """What the run warns of: masks that are not what the corpus' owner thinks, files that are missing."""
+    lines = []
+    for c in corpora:
+        said = [*c["warnings"], *(f["text"] for f in c.get("mask_findings", []) if f["warns"])]
+        if c["files_missing"]:
+            said.append(
+                f"{whole(len(c['files_missing']))} files could not be read: {c['files_missing'][0]} ..."
+            )
+        lines += [f"  {c['name']}: {text}" for text in said]
+    return Text("\n".join(["Warnings", *lines]) if lines else "No warnings.")
 
 
 def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
@@ -190,6 +209,8 @@ def run_report(
         blank,
         most_starved(coverage),
         blank,
+        warnings(run["corpora"]),
+        blank,
         verdicts(results),
         blank,
         next_steps(path, coverage),
@@ -199,3 +220,19 @@ def run_report(
 def show(renderable: RenderableType) -> None:
     """Print to standard output."""
     Console(highlight=False).print(renderable)
+
+
+def store_folders(folders: Sequence[Folder]) -> RenderableType:
+    """What a store keeps."""
+    rows = [
+        (
+            f.corpus,
+            f.options[:12],
+            whole(f.parts),
+            whole(f.snapshots),
+            size(f.bytes),
+            datetime.fromtimestamp(f.newest, timezone.utc).strftime("%Y-%m-%d %H:%M") if f.newest else "–",
+        )
+        for f in folders
+    ]
+    return grid("Store", ("corpus", "options", "parts", "snapshots", "size", "newest (UTC)"), rows, left=2)

@@ -17,7 +17,6 @@ from coverage_job.tokenizer.scripts import (
     COMMON,
     INHERITED,
     SCRIPTS,
-    main_script,
     script_counts,
     script_table,
 )
@@ -107,7 +106,7 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_da", "da", "[øæØÆ]"),
         ("letters_sv", "sv", "[åÅ]"),
         ("letters_sq", "sq", "ë$"),
-        ("letters_fr", "fr", "[çèêëîïûùœÇÈÊÎÛŒ]|eau|aux$"),
+        ("letters_fr", "fr", "[çèêëîïûùœÇÈÊÎÛŒ]"),
         ("letters_de", "de", "[äöüÄÖÜ]"),
         ("letters_pt", "pt", "[âô]|[íáéúó][a-z]*(?:ncia|vel)$"),
         ("letters_fr", "fr", "é$|ées?$|é[a-z]*e$"),
@@ -136,6 +135,9 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     ],
 }  # fmt: skip
 
+# The rules that text of ASCII letters, most of a vocabulary, can meet.
+_IN_ASCII = [rule for rule in _BY_LETTERS["Latin"] if rule[0].startswith(("words_", "latin_"))]
+
 # Tokens added to a language's total: a language of a few pages would else claim what its pages repeat.
 _DAMPING = 50_000
 
@@ -147,7 +149,7 @@ _GUESSES = re.compile(r"_default$|^latin_|^han_|^words_|^letters_|^fullwidth$")
 def _compiled() -> dict[str, list[tuple[str, str, re.Pattern[str]]]]:
     return {
         script: [(rule, language, re.compile(pattern)) for rule, language, pattern in rules]
-        for script, rules in _BY_LETTERS.items()
+        for script, rules in (_BY_LETTERS | {"ASCII": _IN_ASCII}).items()
     }
 
 
@@ -163,8 +165,8 @@ def language_of(text: str) -> tuple[str, str, str]:
         # Most of a vocabulary: the script needs no table.
         script = "Latin" if any(c.isalpha() for c in text) else COMMON
     else:
-        script = main_script(text)
         counts = script_counts(text)
+        script = max(counts, key=counts.__getitem__) if counts else COMMON
         if "Hiragana" in counts or "Katakana" in counts:
             return script, "ja", "kana"
     if script == COMMON:
@@ -178,7 +180,7 @@ def language_of(text: str) -> tuple[str, str, str]:
         return script, *_han(text)
     if (language := _OF_SCRIPT.get(script)) is not None:
         return script, language, "script"
-    for rule, language, pattern in _compiled().get(script, ()):
+    for rule, language, pattern in _compiled().get("ASCII" if text.isascii() else script, ()):
         if pattern.search(text):
             return script, language, rule
     return script, UNDETERMINED, "script_unknown"

@@ -11,11 +11,11 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 
-import fsspec
 from tokenizers import Tokenizer
 
 from coverage_job.config import RankFile
 from coverage_job.errors import TokenizerError
+from coverage_job.storage import kind_of, list_folder, open_input
 from coverage_job.tokenizer import ranks, sentencepiece_model
 
 
@@ -54,12 +54,12 @@ class TokenizerSpec:
 def _find(path: str) -> str:
     """The file that `path` means: itself, or the tokenizer file of the folder."""
     try:
-        fs, plain = fsspec.url_to_fs(path)
-        if fs.isfile(plain):
+        kind = kind_of(path)
+        if kind == "file":
             return path
-        if not fs.isdir(plain):
+        if kind is None:
             raise TokenizerError(f"tokenizer {path}: no such file or folder")
-        names = sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(plain, detail=False))
+        names = list_folder(path)
     except (OSError, ValueError, ImportError) as error:
         raise TokenizerError(f"tokenizer {path}: cannot be opened ({error})") from None
     folder = path.rstrip("/")
@@ -84,7 +84,7 @@ def _needs_pattern(path: str) -> str:
 
 def _read(path: str) -> bytes:
     try:
-        with fsspec.open(path, "rb") as file:
+        with open_input(path) as file:
             data: bytes = file.read()
     except (OSError, ValueError, ImportError) as error:
         raise TokenizerError(f"tokenizer {path}: cannot be read ({error})") from None

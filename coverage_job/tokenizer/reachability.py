@@ -105,8 +105,10 @@ def _with_sought_bytes(
     have one: an id's bytes are part of its text, as written or as normalized."""
     normalizer = tokenizer.normalizer
     sought: set[bytes] = set()
+    still_open = -1
     for n, c in enumerate(assigned()):
-        if n % 1024 == 0:
+        if n % 1024 == 0 and len(search.open) != still_open:
+            still_open = len(search.open)
             sought = {data for i in search.open if _shape(data := entries[i].data) is not None}
             if normalizer is None:
                 sought = {data for data in sought if len(data) <= 4 + data.startswith(b" ")}

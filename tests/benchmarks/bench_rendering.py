@@ -4,7 +4,8 @@
 
 TOKENIZER_DIR has tokenizer.json and tokenizer_config.json with a chat template; FILE is a corpus of
 dialogues that `shape: auto` reads (JSON or JSONL). One process, one thread; each figure is the best of
-three passes over the same records, in CPU time. Prints microseconds a record, and how many times transformers'
+three passes over the same records, in CPU time. Prints microseconds a record, and how many times
+transformers'
 `apply_chat_template` with its mask takes what ours takes, alone and with the fast kernel's encoding.
 Exits 1 where rendering and encoding by the fast kernel is less than 5 times as fast.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -229,8 +230,20 @@ def by_prefixes(own: Renderer, d: Dialogue, end: str) -> list[tuple[int, int]] |
     return spans
 
 
+def by_signs(text: str, d: Dialogue, start: str, end: str) -> list[tuple[int, int]] | None:
+    """Spans in bytes between the tokens that open and end an answer; None where a message holds one."""
+    held = json.dumps(d.messages, ensure_ascii=False)
+    if start.strip() in held or end in held:
+        return None
+    found = re.finditer(re.escape(start) + "(.*?" + re.escape(end) + ")", text, re.DOTALL)
+    return [(len(text[: m.start(1)].encode()), len(text[: m.end(1)].encode())) for m in found]
+
+
 def compare_with_prefixes(name: str, found: list[Dialogue]) -> tuple[int, int]:
-    """(records compared, records for which prefixes are not valid)."""
+    """(records compared, records for which no reference is valid).
+
+    Qwen's template drops reasoning of earlier turns, so prefixes fail there; its turns stand between signs.
+    """
     own = renderer_of(name)
     (end,) = own.end_of_turn()
     compared = invalid = 0
@@ -238,6 +251,8 @@ def compare_with_prefixes(name: str, found: list[Dialogue]) -> tuple[int, int]:
         expected = by_prefixes(own, d, end)
         rendered = own.render(d.messages, d.tools)
         assert rendered.unmaskable == ""
+        if expected is None and name == "qwen3":
+            expected = by_signs(rendered.text.decode(), d, "<|im_start|>assistant\n", end)
         if expected is None:
             invalid += 1
             continue

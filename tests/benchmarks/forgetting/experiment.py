@@ -290,20 +290,24 @@ def drift_of(experiment: Experiment, name: str) -> Path:
 
 
 def probe_prompts(experiment: Experiment, ids: Int64) -> list[Prompt]:
-    """A request to repeat each id among others: what a base that learnt to copy can do.
+    """A request, in the token's language, to repeat each id among others.
 
-    Ids are given as ids, so that parts of characters are asked for like whole words.
+    The text stands first ("repeat the text above"): so small a base does not learn in every run to find
+    the start of a text that follows its instruction. Ids are given as ids, so that parts of characters
+    are asked for like whole words.
     """
     chance = np.random.default_rng(5)
     tokenizer = experiment.tokenizer
-    language = dict(experiment.coverage.select("token_id", "language").iter_rows())
     texts_ = [tokenizer.decode([i]) for i in ids.tolist()]
     plain = [t for t, i in zip(texts_, ids.tolist(), strict=True) if tokenizer.encode(t).ids == [i]]
-    before, after = instructions()["en"][0].split("{text}")
+    language = dict(experiment.coverage.select("token_id", "language").iter_rows())
     prompts = []
     for i in ids.tolist():
+        spoken = language[i].split("-")[0]
+        lines = instructions()[spoken if spoken in SPOKEN else "en"]
+        after = next(line for line in lines if line.startswith("{text}")).removeprefix("{text}")
         left, right = ("".join(chance.choice(plain, n)) for n in (2, experiment.recipe.copied // 2))
-        prompts.append(Prompt(f"{i}-list", i, language[i], "list", before + left, right + after, None))
+        prompts.append(Prompt(f"{i}-list", i, language[i], "list", left, right + after, None))
     return prompts
 
 
@@ -368,12 +372,10 @@ def judge_ability(experiment: Experiment, name: str, model: Decoder) -> dict[str
             model=ProbedModel(model),
             model_name=name,
             max_new_tokens=experiment.recipe.copied,
+            verify=False,
         )
-        chances = result.table["max_probability"].to_numpy()
         found[group] = {
             "written": result.summary["overall"]["written"],
-            "under_trained": result.summary["under_trained"],
-            "probability": float(np.mean(chances)),
             "copied": copied(model, pool, repeats, experiment.recipe),
         }
     return found

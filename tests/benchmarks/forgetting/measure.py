@@ -84,8 +84,10 @@ def copied(model: Decoder, pool: Int64, repeats: Sequence[Frame], recipe: Recipe
     return right / (len(rows) * recipe.copied)
 
 
-def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
-    """Rank correlation, ties at their mean rank."""
+def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float | None:
+    """Rank correlation, ties at their mean rank; None where one of the two is constant."""
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
 
     def ranks(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)

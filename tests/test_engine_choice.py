@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coverage_job.config import parse_job
+from coverage_job.engines import spark
+from coverage_job.engines.local import LocalEngine
+from coverage_job.errors import EngineError
+from coverage_job.pipeline.plan import open_engine
+from coverage_job.progress import Steps
+
+TREE = {"tokenizer": "t", "corpora": [{"name": "c", "stage": "pretraining", "path": "x.jsonl"}]}
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed, and would be named instead of Java")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(spark, "wanted", lambda: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_without_java_the_local_engine_is_used_and_the_package_is_named(
+    no_java: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = open_engine("auto", parse_job(TREE, base=Path("/")), Steps())
+    assert isinstance(engine, LocalEngine)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no Java was found" in said
+    assert "openjdk-17-jre-headless" in said
+
+
+def test_without_java_spark_by_name_is_an_error_with_the_way_out(no_java: None) -> None:
+    with pytest.raises(EngineError, match=r"openjdk-17-jre-headless.*--engine local"):
+        open_engine("spark", parse_job(TREE, base=Path("/")), Steps(quiet=True))
+
+
+def test_a_table_needs_spark(no_java: None) -> None:
+    corpus = {"name": "c", "stage": "pretraining", "table": "t"}
+    with pytest.raises(EngineError, match="no Java"):
+        open_engine("auto", parse_job({**TREE, "corpora": [corpus]}, base=Path("/")), Steps(quiet=True))

@@ -1,0 +1,99 @@
+"""Options of a job that the planted tables do not show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coverage_job.config import parse_job
+from coverage_job.errors import CorpusError
+from coverage_job.pipeline.run import run as run_job
+from coverage_job.progress import Steps
+from coverage_job.storage import Run
+from tests.planted import WORDS, assistant, user, write_corpora, write_lines
+
+
+def run(tree: dict[str, Any], folder: Path, *overrides: str) -> Run:
+    job = parse_job(tree, base=folder, overrides=overrides)
+    return Run(run_job(job, "local", str(folder / "run"), Steps(quiet=True)).path)
+
+
+def test_foreign_scripts_of_supervised_messages_are_counted_and_placed(tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    write_lines(
+        tmp_path / "chat.jsonl",
+        [
+            {"lang": "ko", "messages": [user("안녕"), assistant("답은 正确입니다")]},
+            {"lang": "ko", "messages": [user("正确 무엇"), assistant("답은 正确입니다")]},
+            {"lang": "ko", "messages": [user("正确"), assistant("답입니다")]},
+            {"lang": "ja", "messages": [user("x"), assistant("正確です да")]},
+            {"lang": "en", "messages": [user("x"), assistant("plain")]},
+        ],
+    )
+    tree["corpora"][1].update(language_field="lang")
+    tree["checks"] = [{"metric": "mixed_script_rate", "corpus": "chat", "max": 0.1}]
+    result = run(tree, tmp_path)
+    found = result.info["corpora"][1]["mixed_script"]
+    assert (found["documents"], found["mixed"]) == (5, 2)
+    assert found["by_language"]["ko"] == {"documents": 3, "mixed": 1}
+    places = result.table("mixed_script.parquet").to_pylist()
+    assert [(p["language"], p["script"], p["start"], p["end"]) for p in places] == [
+        ("ko", "Han", 3, 5),
+        ("ja", "Cyrillic", 5, 7),
+    ]
+    assert places[0]["place"].endswith("chat.jsonl, line 1")
+    (check,) = result.json("checks.json")
+    assert (check["verdict"], check["value"]) == ("fail", pytest.approx(0.4))
+
+
+def test_more_than_1000_groups_name_the_field(tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    write_lines(
+        tmp_path / "web.jsonl", [{"text": "alpha", "lang": "en", "source": f"site{i}"} for i in range(1001)]
+    )
+    with pytest.raises(CorpusError, match="source"):
+        run(tree, tmp_path, "engine.split_bytes=2000")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_tokenizer_of_pre_training_is_compared(tmp_path: Path, same: bool) -> None:
+    tree = write_corpora(tmp_path)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    if not same:
+        vocab = data["model"]["vocab"]
+        vocab[WORDS[0]], vocab[WORDS[1]] = vocab[WORDS[1]], vocab[WORDS[0]]
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    entry = run({**tree, "pretraining_tokenizer": "old.json"}, tmp_path).info["pretraining_tokenizer"]
+    assert entry["same"] is same
+    assert entry["moved"] == (0 if same else 2)
+    assert (entry["texts"], entry["texts_differing"]) == (3, 0 if same else 2)
+
+
+def test_bos_and_eos_are_counted_where_the_trainer_adds_them(tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    tree["corpora"][0].update(add_bos="<end>", add_eos="<end>")
+    rows = run(tree, tmp_path).table("histogram.parquet").to_pylist()
+    ends = [r for r in rows if r["token_id"] == 8]
+    assert sum(r["occurrences"] for r in ends) == 6
+    assert sum(r["documents"] for r in ends) == 3
+    assert sum(r["supervised_occurrences"] for r in ends) == 6
+
+
+def test_an_id_beyond_the_matrix_names_corpus_record_and_id(tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    write_lines(tmp_path / "ids.jsonl", [{"input_ids": [1, 2]}, {"input_ids": [3, 12]}])
+    tree["corpora"].append({"name": "packed", "stage": "posttraining", "path": "ids.jsonl"})
+    with pytest.raises(Exception, match=r"packed.*12") as caught:
+        run(tree, tmp_path)
+    assert "line 2" in str(caught.value)
+
+
+def test_shifted_labels_are_an_error(tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    write_lines(tmp_path / "ids.jsonl", [{"input_ids": [1, 2, 3], "labels": [2, 3, -100]}])
+    tree["corpora"].append({"name": "packed", "stage": "posttraining", "path": "ids.jsonl"})
+    with pytest.raises(CorpusError, match="unshifted"):
+        run(tree, tmp_path)
