@@ -194,7 +194,7 @@ def test_an_executor_killed_at_mid_run_changes_nothing(packed: Path, tmp_path: P
             *("--", "count", str(tmp_path / "job.yaml"), "--output", str(run)),
         ]
         with started(command, log, env) as process:
-            wait_for(lambda: len(list(tmp_path.glob("store/web-*/parts/*.parquet"))) >= 3, process, log, 240)
+            wait_for(lambda: len(list(tmp_path.glob("store/web-*/parts/*.parquet"))) >= 3, process, log, 400)
             victim = cluster.executors()[0]
             victim.kill()
             assert process.wait(timeout=240) == 0, log.read_text(errors="replace")[-3000:]
