@@ -27,6 +27,10 @@ _SURROGATES = range(0xD800, 0xE000)
 _PART = 2048  # the engine's answers cost more per character in long texts; divides the surrogates' borders
 _MAX_REPEAT = 64
 _MAX_STATES = 4000
+_BOUNDS = re.compile(r"\{(?!,?\})(\d*)(?:(,)(\d*))?\}")
+_ESCAPE = re.compile(
+    r"\\(?:[pP]\{\^?\w+\}|x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[rntsSdDwWhHfv]|[^A-Za-z0-9])"
+)
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 Bools = npt.NDArray[np.bool_]
@@ -149,12 +153,7 @@ class _Parser:
                 least, most = 0, None
             elif self.take("+"):
                 least, most = 1, None
-            elif (bounds := re.compile(r"\{(\d*)(?:(,)(\d*))?\}").match(self.text, self.at)) and bounds[
-                0
-            ] not in (
-                "{}",
-                "{,}",
-            ):
+            elif bounds := _BOUNDS.match(self.text, self.at):
                 self.at = bounds.end()
                 least = int(bounds[1] or 0)
                 most = least if bounds[2] is None else int(bounds[3]) if bounds[3] else None
@@ -242,9 +241,7 @@ class _Parser:
         return node
 
     def skip_escape(self) -> None:
-        match = re.compile(
-            r"\\(?:[pP]\{\^?\w+\}|x\{[0-9A-Fa-f]+\}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|[rntsSdDwWhHfv]|[^A-Za-z0-9])"
-        ).match(self.text, self.at)
+        match = _ESCAPE.match(self.text, self.at)
         if match is None:
             raise self.fail(f"the escape {self.peek(2)!r}")
         self.at = match.end()

@@ -59,10 +59,10 @@ def test_all_text_counts_as_the_reference(name: str) -> None:
     assert cuts.reason == ""
     fast, reference = FastKernel(tokenizer, cuts, 64), ReferenceKernel(tokenizer)
     pick = np.random.default_rng(0)
-    for folder in _FOLDERS:
+    for index, folder in enumerate(_FOLDERS):
         for number, documents in enumerate(_batches(folder)):
             spans = None
-            if number % 8 == 7:
+            if (number + index) % 4 == 0:
                 n = sum(len(d[0]) for d in documents)
                 borders = np.unique(pick.integers(0, n, 200))
                 spans = [(int(a), int(b)) for a, b in borders[: len(borders) // 2 * 2].reshape(-1, 2)]
