@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coverage_job.corpus.plan import Split
+from coverage_job.counting.merge import sum_counts
 from coverage_job.counting.tally import PieceReport, Tally
 from coverage_job.errors import StorageError
 from coverage_job.schemas import PARTIAL
@@ -99,7 +100,8 @@ def _with_report(table: pa.Table, report: Mapping[str, Any]) -> bytes:
 def read_kept_file(path: str) -> tuple[pa.Table, dict[str, Any]]:
     """A file of the store and its report. Raises StorageError where it is torn."""
     try:
-        table = pq.read_table(pa.BufferReader(read_bytes(path)))
+        # The path of a file stands in every row of its counts.
+        table = pq.read_table(pa.BufferReader(read_bytes(path)), read_dictionary=["unit"])
         report = orjson.loads(table.schema.metadata[_REPORT])
     except (pa.ArrowException, OSError, KeyError, TypeError, orjson.JSONDecodeError) as error:
         raise StorageError(f"{path}: torn ({error})") from None
@@ -188,7 +190,9 @@ def _pieces(part: _Part, wanted: Mapping[str, str]) -> Iterator[tuple[str, Piece
 
 def _take(kept: Kept, part: _Part, files: Sequence[str]) -> None:
     table, report = part
-    kept.counts.append(table.filter(pc.is_in(table["unit"], pa.array(files, pa.string()))))
+    own = table.filter(pc.is_in(table["unit"], pa.array(files, pa.string())))
+    # Summed at once: many small files of a part share their tokens.
+    kept.counts.append(sum_counts([own], ""))
     kept.contexts |= {int(i): text for i, text in report["contexts"].items()}
 
 

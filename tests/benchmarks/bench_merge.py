@@ -117,11 +117,15 @@ def write(folder: str, options: argparse.Namespace, snapshot: bool) -> tuple[dic
         write_snapshot(folder, keys.values(), table, Tally(), {})
     else:
         spec = StoreSpec(folder, keys)
-        per_file = max(options.rows // 100, 1)
+        made = [counts(chance, max(options.rows // 100, 1), "") for _ in range(DISTINCT)]
         for split in splits:
             pieces = split.pieces
             reports = [PieceReport(PieceStats(p.path, p.start, p.end, p.size, 9, 9)) for p in pieces]
-            batches = [pa.record_batch(counts(chance, per_file, p.path), schema=PARTIAL) for p in pieces]
+            batches = []
+            for i, piece in enumerate(pieces):
+                _, *columns = made[i % DISTINCT]
+                unit = pa.array([piece.path] * len(columns[0]), pa.string())
+                batches.append(pa.record_batch([unit, *columns], schema=PARTIAL))
             spec.write_part(split, reports, {}, batches)
     return keys, {info.path: info.size for info in infos}
 
