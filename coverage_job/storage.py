@@ -174,7 +174,7 @@ def kind_of(path: str) -> Literal["file", "directory"] | None:
     fs, plain = split_url(path)
     try:
         kind = with_retries(lambda: fs.info(plain)["type"], path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter: below a file
         return None
     return "directory" if kind == "directory" else "file"
 

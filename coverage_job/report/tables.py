@@ -141,7 +141,8 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
     if len(flagged) == 0:
         return Text("Nothing is flagged: every reachable token is a target often enough.")
     lines = [
-        f"{whole(len(flagged))} tokens lack {whole(int(flagged['deficit'].sum()))} targets. Next:",
+        f"{whole(len(flagged))} {'token lacks' if len(flagged) == 1 else 'tokens lack'} "
+        f"{whole(int(flagged['deficit'].sum()))} targets. Next:",
         "  a verified set of dialogues that makes each a target",
         f"    coverage-job repeat {path} --output repeat",
         "  real pre-training text that holds them",
