@@ -47,7 +47,7 @@ settings=(
   # How tables (`table:`) are cut and handed over. Files are cut by the job's engine.split_bytes instead.
   spark.sql.files.maxPartitionBytes=128m
   # The engine itself sets the rows of an Arrow batch (spark.sql.execution.arrow.maxRecordsPerBatch), and the
-  # bytes where Spark knows that limit: documents of megabytes would fill the worker's memory by rows alone.
+  # bytes where Spark knows that limit: rows alone would let documents of megabytes fill a worker's memory.
 
   # A task that failed is tried again, here or on another node, and gives the same counts: its output is
   # taken once, and its part in the store has the same name and content.

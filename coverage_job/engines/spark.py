@@ -33,6 +33,7 @@ T = TypeVar("T")
 TableTask = Callable[[int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _JAVA_NEEDED = 17
+_BATCH_BYTES = 64 << 20
 _PACKED = "packed binary"
 # A task's error that a user can mend crosses the JVM as text between these marks.
 _MARK = "@coverage_job@"
@@ -320,8 +321,20 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
         raise EngineError(f"Spark did not start: {' '.join(str(error).split())[:300]}") from error
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         session.sparkContext.setLogLevel("ERROR")
-    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
+    _bound_batches(session)
     return session
+
+
+def _bound_batches(session: Any) -> None:
+    """Bound what a worker is handed at once: by bytes where this Spark can, else by few rows.
+
+    A table's documents may be of megabytes each; rows of counts are small.
+    """
+    by_bytes = "spark.sql.execution.arrow.maxBytesPerBatch"
+    known = session.conf.get(by_bytes, None) is not None
+    if known:
+        session.conf.set(by_bytes, str(_BATCH_BYTES))
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536" if known else "512")
 
 
 def _translate(error: Exception) -> Exception:

@@ -7,7 +7,8 @@
 - index: a corpus of many small files planned into splits; its snapshot and, as after an interrupted run, its
   parts opened from a store on the local disk and put together.
 
-Each line is measured in a process of its own. Times are of this machine, with what else runs on it.
+Each line is measured in a process of its own. Times are of this machine,
+with what else runs on it; CPU seconds are of all threads.
 """
 
 from __future__ import annotations
@@ -75,15 +76,20 @@ def jsonl(corpus: Corpus) -> Source:
     return resolve_fields(job.corpora[0], job, "jsonl", fields_of_schema(pa.schema([("text", pa.string())])))
 
 
-def report(what: str, start: float, size: str) -> None:
+def report(what: str, start: tuple[float, float], size: str) -> None:
+    wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{what:40s} {size:>28s} {time.perf_counter() - start:8.1f} s {peak:8.0f} MiB peak", flush=True)
+    print(f"{what:36s} {size:>36s} {wall:8.1f} s {cpu:8.1f} s CPU {peak:6.0f} MiB peak", flush=True)
+
+
+def now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def merge(options: argparse.Namespace) -> None:
     stream = partials(options.splits, options.rows)
     first = next(stream)
-    start = time.perf_counter()
+    start = now()
     merger = Merger()
     merger.add(first)
     for batch in stream:
@@ -96,7 +102,7 @@ def merge(options: argparse.Namespace) -> None:
 
 def index_plan(options: argparse.Namespace) -> None:
     infos = listed(options.files)
-    start = time.perf_counter()
+    start = now()
     splits, keys = plan(infos)
     assert len(set(keys.values())) == options.files
     report("index planned, content keys made", start, f"{len(infos):,} files, {len(splits):,} splits")
@@ -127,7 +133,7 @@ def index_open(options: argparse.Namespace, snapshot: bool) -> None:
         subprocess.run([*options.command, what, "--folder", folder], check=True)
         infos = listed(options.files)
         _, keys = plan(infos)
-        start = time.perf_counter()
+        start = now()
         kept = load_kept(folder, keys, {info.path: info.size for info in infos})
         assert len(kept.files) == options.files
         rows = sum(len(t) for t in kept.counts)
