@@ -16,7 +16,7 @@ import typer
 
 from coverage_job import __version__
 from coverage_job.errors import CoverageJobError, JobError
-from coverage_job.progress import Steps
+from coverage_job.progress import Steps, shown
 from coverage_job.storage import mask_text
 
 app = typer.Typer(
@@ -642,7 +642,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return 130
     except CoverageJobError as error:
-        print(f"coverage-job: {mask_text(str(error))}", file=sys.stderr)
+        print(f"coverage-job: {shown(mask_text(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

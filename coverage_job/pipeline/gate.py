@@ -71,6 +71,10 @@ def compare(a: str, b: str, output: str | None) -> str:
             write_parquet(output, result.table)
         return result.text
     runs = Run(a), Run(b)
+    for run in runs:
+        run.verify()
+        if "totals" not in run.info:
+            raise JobError(f"{run.path}: holds histograms alone, as `count` writes; compare what `run` wrote")
     if output is not None:
         write_bytes(output, compare_page(*runs))
     lines = [f"{'':<12}{'before':>14}{'after':>14}{'change':>14}"]
