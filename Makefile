@@ -74,6 +74,7 @@ bench: $(VENV)/.test ## Measure counting, rendering and drift against their refe
 
 docs: $(VENV)/.test ## Write the pages that are made from code.
 	$(BIN)/python -m tests.job_file_reference
+	$(BIN)/python -m tests.file_reference
 
 clean: ## Remove what these commands made.
 	rm -rf $(VENV) $(VENV)-airflow $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -16,7 +16,7 @@ import typer
 
 from coverage_job import __version__
 from coverage_job.errors import CoverageJobError, JobError
-from coverage_job.progress import Steps
+from coverage_job.progress import Steps, shown
 from coverage_job.storage import mask_text
 
 app = typer.Typer(
@@ -121,7 +121,9 @@ def run(
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
-OutputOption = Annotated[str, typer.Option("--output", metavar="DIR", help="A new directory.")]
+OutputOption = Annotated[
+    str, typer.Option("--output", metavar="DIR", help="A directory that does not exist yet.")
+]
 TokenizerOption = Annotated[
     Optional[str], typer.Option("--tokenizer", metavar="T", help="The tokenizer's file or folder.")
 ]
@@ -133,12 +135,17 @@ def count(
     job: JobArgument,
     engine: EngineOption = EngineName.AUTO,
     output: Annotated[
-        Optional[str], typer.Option("--output", metavar="DIR", help="The run directory itself.")
+        Optional[str],
+        typer.Option(
+            "--output",
+            metavar="DIR",
+            help="The run directory itself, instead of a new one under the job's output.",
+        ),
     ] = None,
     settings: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Histograms only; prints the run directory.
+    """Histograms only, without coverage, manifest or page; print the run directory last.
 
     Example: coverage-job count job.yaml --engine local
     """
@@ -165,7 +172,9 @@ def repeat(
     scope: Annotated[
         Scope, typer.Option(help="The flagged tokens, or the whole vocabulary.")
     ] = Scope.FLAGGED,
-    tokens_per_dialogue: Annotated[int, typer.Option(help="Tokens that share a dialogue.", min=1)] = 512,
+    tokens_per_dialogue: Annotated[
+        int, typer.Option(help="Tokens to repeat that share a dialogue.", min=1)
+    ] = 512,
     max_length: Annotated[int, typer.Option(help="Tokens of a rendered dialogue, at most.", min=16)] = 4096,
     by_ids: Annotated[
         bool, typer.Option("--ids", help="Also write rows of ids for tokens that no text gives.")
@@ -192,17 +201,19 @@ def repeat(
 def mix(
     run_directory: RunArgument,
     output: OutputOption,
-    budget_tokens: Annotated[int, typer.Option(help="Tokens of all documents, at most.", min=1)],
+    budget_tokens: Annotated[int, typer.Option(help="Tokens of all documents together, at most.", min=1)],
     engine: EngineOption = EngineName.AUTO,
     min_tokens: Annotated[int, typer.Option(help="Tokens of a document, at least.")] = 16,
     max_tokens: Annotated[int, typer.Option(help="Tokens of a document, at most.")] = 8192,
     language: Annotated[
         Optional[list[str]], typer.Option(help="Only documents of this language; may be repeated.")
     ] = None,
-    quality_field: Annotated[Optional[str], typer.Option(help="A field with a number.")] = None,
-    min_quality: Annotated[float, typer.Option(help="What that number must be at least.")] = 0.0,
+    quality_field: Annotated[
+        Optional[str], typer.Option(help="A field of the records that holds a quality as a number.")
+    ] = None,
+    min_quality: Annotated[float, typer.Option(help="Documents of a lower quality are not chosen.")] = 0.0,
     deny: Annotated[
-        Optional[str], typer.Option(metavar="REGEX", help="Documents that it finds are not chosen.")
+        Optional[str], typer.Option(metavar="REGEX", help="Documents in which it matches are not chosen.")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -339,7 +350,10 @@ def restore(
 def check(
     run_directory: RunArgument,
     job: Annotated[
-        Optional[str], typer.Option("--job", metavar="JOB.yaml", help="Checks of another job.")
+        Optional[str],
+        typer.Option(
+            "--job", metavar="JOB.yaml", help="Hold it against the checks of this job file, not its own."
+        ),
     ] = None,
     prometheus: Annotated[
         Optional[str], typer.Option(metavar="FILE", help="Also write totals and verdicts for Prometheus.")
@@ -362,7 +376,7 @@ def check(
 
 @app.command()
 def report(run_directory: RunArgument) -> None:
-    """Write a run's page again.
+    """Write a run's page again, with the trend of the runs beside it; print its path.
 
     Example: coverage-job report runs/20260101T000000Z-abc123
     """
@@ -374,14 +388,14 @@ def report(run_directory: RunArgument) -> None:
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A run, or a drift result (the experiment).")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another of its kind (the baseline).")],
+    a: Annotated[str, typer.Argument(metavar="BEFORE", help="A run, or a drift result: the baseline.")],
+    b: Annotated[str, typer.Argument(metavar="AFTER", help="Another of its kind: the experiment.")],
     output: Annotated[
         Optional[str],
         typer.Option("--output", metavar="FILE", help="Also write the page (.html) or table (.parquet)."),
     ] = None,
 ) -> None:
-    """Two runs, or two drift results, side by side.
+    """Two runs, or two drift results, side by side: what changed from the first to the second.
 
     Example: coverage-job compare runs/before runs/after --output compare.html
     """
@@ -568,8 +582,8 @@ def probe(
 
 @app.command("probe-compare")
 def probe_compare(
-    baseline: Annotated[str, typer.Argument(help="A probe's folder.")],
-    experiment: Annotated[str, typer.Argument(help="Another one's.")],
+    baseline: Annotated[str, typer.Argument(metavar="BEFORE", help="A probe's folder: the baseline.")],
+    experiment: Annotated[str, typer.Argument(metavar="AFTER", help="Another one's: the experiment.")],
 ) -> None:
     """Two probes of the same prompts, with intervals.
 
@@ -628,7 +642,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return 130
     except CoverageJobError as error:
-        print(f"coverage-job: {mask_text(str(error))}", file=sys.stderr)
+        print(f"coverage-job: {shown(mask_text(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -18,6 +18,10 @@ from coverage_job.errors import JobError
 from coverage_job.schemas import Stage
 
 MiB = 1 << 20
+# Of a model's matrix; no vocabulary comes near it, and each row takes memory.
+MAX_ROWS = 1 << 24
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _SIZE_UNITS = {
     "": 1,
@@ -57,7 +61,7 @@ def _yaml_constant(value: Any) -> Any:
 class Model(BaseModel):
     """Base of all parts of a job: unknown keys are errors, values do not change once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RankFile(Model):
@@ -166,8 +170,12 @@ class Corpus(Model):
 
     @model_validator(mode="after")
     def _one_source(self) -> Corpus:
+        if _CONTROL.search(self.name):
+            raise ValueError("`name` holds a control character; it is printed and names folders")
         if (self.path is None) == (self.table is None):
             raise ValueError("give either `path` or `table`")
+        if self.path == []:
+            raise ValueError("`path` is an empty list; name a file, a folder or a glob")
         if self.stage is Stage.PRETRAINING and self.epochs != 1.0:
             raise ValueError("`epochs` is for post-training corpora; a pre-training corpus has `mixed_in`")
         if self.stage is Stage.POSTTRAINING and self.mixed_in:
@@ -354,7 +362,7 @@ class Job(RecordPolicy):
         "auto", description="`auto` (the tokenizer's own, if any), `none`, or a .jinja file."
     )
     model_vocab_size: int | None = Field(
-        None, gt=0, description="Rows of the model's matrix, where they exceed the tokenizer's."
+        None, gt=0, le=MAX_ROWS, description="Rows of the model's matrix, where they exceed the tokenizer's."
     )
     output: str = Field(
         "runs", description="Where run directories are made; relative to the current directory."
@@ -454,7 +462,13 @@ def parse_job(tree: Any, *, base: Path, source: str = "job", overrides: tuple[st
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise JobError(f"--set {text}: write key=value, for example coverage.minimum=10")
-        _set(tree, key, yaml.safe_load(value))
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise JobError(
+                f"--set {text}: the value is no valid YAML: {' '.join(str(error).split())}"
+            ) from None
+        _set(tree, key, parsed)
     try:
         job = Job.model_validate(tree)
     except ValidationError as error:

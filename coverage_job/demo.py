@@ -63,10 +63,13 @@ def write_demo(folder: Path) -> Path:
     missing = [name for module, name in _PACKAGES.items() if find_spec(module) is None]
     if missing:
         raise JobError(f"demo needs {', '.join(missing)}: pip install 'coverage-job[demo]'")
-    if folder.exists() and any(folder.iterdir()):
-        raise StorageError(f"{folder}: exists and is not empty; name a new folder")
-    (folder / "pretraining").mkdir(parents=True)
-    (folder / "sft").mkdir()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise StorageError(f"{folder}: exists and is no empty folder; name a new one")
+    try:
+        (folder / "pretraining").mkdir(parents=True)
+        (folder / "sft").mkdir()
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be made: {error}") from None
     (folder / "qwen.tiktoken").write_bytes(_rank_file().read_bytes())
     (folder / "chatml.jinja").write_text(_TEMPLATE, encoding="utf-8")
     _write_lines(folder / "pretraining" / "messages.jsonl", _messages())

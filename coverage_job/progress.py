@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from types import TracebackType
@@ -9,8 +10,19 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
 # Seconds between two lines where there is no terminal.
 _EVERY = 15.0
+
+
+def shown(text: str) -> str:
+    """A text for the terminal: names from files and records cannot act on it.
+
+    >>> shown("a\x1b[31m b")
+    'a<1B>[31m b'
+    """
+    return _CONTROL.sub(lambda match: f"<{ord(match[0]):02X}>", text)
 
 
 class Steps:
@@ -21,7 +33,7 @@ class Steps:
         self.seconds: dict[str, float] = {}
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(shown(text), markup=False)
 
     def step(self, name: str, text: str | None = None, total: int = 0, unit: str = "") -> Step:
         return Step(self, name, text or name, total, unit)

@@ -174,7 +174,7 @@ def kind_of(path: str) -> Literal["file", "directory"] | None:
     fs, plain = split_url(path)
     try:
         kind = with_retries(lambda: fs.info(plain)["type"], path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter: below a file
         return None
     return "directory" if kind == "directory" else "file"
 
@@ -188,7 +188,7 @@ def list_folder(path: str) -> list[str]:
     fs, plain = split_url(path)
     try:
         found = with_retries(lambda: fs.ls(plain, detail=False), path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in found)
 
@@ -207,7 +207,7 @@ def list_entries(path: str) -> list[Entry]:
     fs, plain = split_url(path)
     try:
         found = with_retries(lambda: fs.ls(plain, detail=True, refresh=True), path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     entries = []
     for info in found:
@@ -317,6 +317,14 @@ def dump_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
 
+def refuse_existing(directory: str) -> None:
+    """Raises StorageError where something is at a path that is to be made."""
+    if not directory:
+        raise StorageError("the output directory has no name; name a directory that does not exist")
+    if exists(directory):
+        raise StorageError(f"{directory}: exists already; name a directory that does not")
+
+
 class RunWriter:
     """Writes the files of a new run directory; `finish` makes it whole."""
 
@@ -330,8 +338,7 @@ class RunWriter:
         if directory is None:
             stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
             directory = join(output, f"{stamp}-{secrets.token_hex(3)}")
-        if exists(directory):
-            raise StorageError(f"{directory}: exists already; name a directory that does not")
+        refuse_existing(directory)
         if is_local(directory):
             _, plain = split_url(directory)
             try:

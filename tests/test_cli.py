@@ -67,6 +67,20 @@ def test_a_failed_check_fails_only_where_gated(job: Path, limit: int, plain: int
     assert verdict["verdict"] == ("fail" if limit == 0 else "pass")
 
 
+def test_compare_tells_the_change_from_the_first_run_to_the_second(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (str(job.parent / name) for name in ("before", "after"))
+    assert run(job, "--output", before) == 0
+    assert run(job, "--output", after, "--set", "coverage.minimum=1", "--set", "coverage.critical=1") == 0
+    flagged = [Run(r).info["totals"]["flagged"] for r in (before, after)]
+    assert flagged[0] > flagged[1]
+    capsys.readouterr()
+    assert main(["compare", before, after]) == 0
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("flagged")]
+    assert line.split()[1:] == [f"{flagged[0]:,}", f"{flagged[1]:,}", f"{flagged[1] - flagged[0]:+,}"]
+
+
 def test_check_with_nothing_to_check_is_no_pass(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(job, "--output", str(job.parent / "r")) == 0
     assert main(["check", str(job.parent / "r")]) == 2

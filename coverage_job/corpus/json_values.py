@@ -120,7 +120,7 @@ def _after_start(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
     for chunk in chunks:
         head += chunk
         text = head.removeprefix(BOM).lstrip()
-        if len(head) < len(BOM) or not text:
+        if BOM.startswith(head) or not text:
             continue
         if text[:1] not in (b"[", b"{"):
             raise BadFileError(f"{path}: begins with {text[:20]!r}: neither a JSON array nor JSON objects")

@@ -8,6 +8,7 @@ a turn of their own); here each becomes one form. Whoever renders a dialogue is 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -112,13 +113,16 @@ class Renderer(Protocol):
 class PlainRenderer:
     """`chat_template: none`: each message's content alone, no role text."""
 
-    def __init__(self, train_on: TrainOn) -> None:
+    def __init__(self, train_on: TrainOn, split: re.Pattern[str] | None = None) -> None:
+        """split: finds the special-token texts that are encoded as plain text."""
         self.train_on = train_on
+        self.split = split
         self.place = ""
 
     def render(self, dialogue: Dialogue) -> Rendered:
         pieces: list[bytes] = []
         spans: list[tuple[int, int]] = []
+        plain: list[tuple[int, int]] = []
         size = 0
         for texts, bears_loss in zip(dialogue.texts, dialogue.trained(self.train_on), strict=True):
             for text in texts:
@@ -127,13 +131,17 @@ class PlainRenderer:
                 except UnicodeEncodeError:
                     raise RecordError("lone surrogate in a message") from None
                 pieces.append(piece)
+                if self.split is not None:
+                    for match in self.split.finditer(text):
+                        start = size + len(text[: match.start()].encode())
+                        plain.append((start, start + len(match[0].encode())))
                 if bears_loss and piece:
                     spans.append((size, size + len(piece)))
                 size += len(piece)
         dialogue.notes.extend(
             f"{what} beside the content, not counted without a template" for what in sorted(dialogue.outside)
         )
-        return Rendered(pieces, spans)
+        return Rendered(pieces, spans, plain)
 
 
 def dialogue_of(messages: Iterable[Any]) -> Dialogue:

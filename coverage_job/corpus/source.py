@@ -373,7 +373,9 @@ def _named_shape(corpus: Corpus, fields: Fields, shape: str) -> _Decision:
 
 def _sample(corpus: Corpus, kind: str, files: list[FileInfo], policy: RecordPolicy) -> Fields:
     """The fields of the first records that can be read. Raises CorpusError where there is none."""
-    for info in files[:_SAMPLE_FILES]:
+    # Spark writes a file for every task, empty ones too.
+    first = [info for info in files if info.size != 0][:_SAMPLE_FILES] or files[:_SAMPLE_FILES]
+    for info in first:
         try:
             fields = _sample_file(info, kind, policy.max_record_bytes)
         except BadFileError:
@@ -382,7 +384,7 @@ def _sample(corpus: Corpus, kind: str, files: list[FileInfo], policy: RecordPoli
             continue
         if fields:
             return fields
-    looked = ", ".join(info.path for info in files[:_SAMPLE_FILES])
+    looked = ", ".join(info.path for info in first)
     raise CorpusError(
         f"corpus {corpus.name}: no usable record at the start of {looked}; "
         f"is `format: {kind}` right, and are the files not empty?"
@@ -409,7 +411,7 @@ def _sample_rows(info: FileInfo, kind: str, limit: int) -> Iterator[formats.Row]
 
 def _refine_json(files: list[FileInfo], policy: RecordPolicy) -> str:
     """jsonl where files named .json hold one object a line, json where they hold an array."""
-    for info in files[:_SAMPLE_FILES]:
+    for info in [info for info in files if info.size != 0][:_SAMPLE_FILES]:
         try:
             for lines in line_blocks(streams.chunks(info.path), policy.max_record_bytes):
                 for value in filter(None, map(formats.parse_line, lines)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 from tokenizers import Tokenizer
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer
 from coverage_job.config import TrainOn
 from coverage_job.corpus import shapes
 from coverage_job.corpus.audit import MaskAudit
-from coverage_job.corpus.chat import Renderer
+from coverage_job.corpus.chat import Rendered, Renderer
 from coverage_job.corpus.sandbox import RenderError
 from coverage_job.corpus.template import TemplateSpec
 
@@ -37,6 +38,35 @@ def template_renderer(
     return TemplateRenderer(renderer)
 
 
+def special_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Finds the texts of a tokenizer's special tokens, the longest first."""
+    texts = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special and t.content]
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
+
+
+def audit_without_template(
+    audit: MaskAudit, dialogue: shapes.Dialogue, special: re.Pattern[str], place: str
+) -> None:
+    """Adds to the mask audit what a dialogue shows of itself where no template renders it."""
+    roles = [str(m["role"]) for m in dialogue.messages]
+    lost = sum(len(m.get("tool_calls") or ()) for m in dialogue.messages)
+    found = Rendered(
+        b"",
+        [],
+        special_texts=sum(len(special.findall(text)) for texts in dialogue.texts for text in texts),
+        media=_media_noted(dialogue),
+        unknown_roles=[r for r in roles if r not in shapes.SUPERVISED_ROLES | shapes.OTHER_ROLES],
+        # A call that is a turn of its own (`function_call`) is that turn's text, and is counted.
+        lost_tool_calls=lost if "tool calls" in dialogue.outside else 0,
+    )
+    audit.add_rendered(found, place)
+
+
+def _media_noted(dialogue: shapes.Dialogue) -> int:
+    # Parts that are no text were left out when the record was read.
+    return any(note.startswith("images, audio or video") for note in dialogue.notes)
+
+
 class TemplateRenderer:
     """A `shapes.Renderer` by chat template.
 
@@ -57,7 +87,6 @@ class TemplateRenderer:
         except RenderError as error:
             self.audit.add_failure(str(error), self.place)
             raise shapes.RecordError(f"chat template failed: {error}") from None
-        if not rendered.media and any(note.startswith("images, audio or video") for note in dialogue.notes):
-            rendered.media = 1  # parts that are no text were left out when the record was read
+        rendered.media = rendered.media or _media_noted(dialogue)
         self.audit.add_rendered(rendered, self.place)
         return shapes.Rendered([rendered.text], rendered.spans, rendered.plain)

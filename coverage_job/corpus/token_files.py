@@ -105,6 +105,14 @@ def megatron(piece: Piece, limit: int) -> Iterator[Tokens | TooLong]:
         dtype = np.dtype(_DTYPES[code])
         total = _size(data)
         documents = max(borders - 1, 0)
+        begin = end = 0
+        if borders:
+            begin, end = (int(_array(idx, index, border_at + 8 * i, "<i8", 1)[0]) for i in (0, documents))
+        if (begin, end) != (0, sequences):
+            raise BadFileError(
+                f"{index}: its documents are sequences {begin:,} to {end:,} of {sequences:,}: "
+                "what lies outside would be counted nowhere; write the pair again"
+            )
         first, last = 0, documents
         if not piece.whole:
             first = _ceil(piece.start * documents, piece.size)

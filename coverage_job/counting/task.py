@@ -24,10 +24,15 @@ from coverage_job.corpus.documents import Key, TextBatch, TokenBatch, insert_ids
 from coverage_job.corpus.mixed import MixedScripts
 from coverage_job.corpus.plan import Split, changed
 from coverage_job.corpus.reader import PieceReader, Reader
-from coverage_job.corpus.shapes import Dialogue
+from coverage_job.corpus.shapes import Dialogue, PlainRenderer
 from coverage_job.corpus.source import Source
 from coverage_job.corpus.template import TemplateSpec
-from coverage_job.corpus.templated import TemplateRenderer, template_renderer
+from coverage_job.corpus.templated import (
+    TemplateRenderer,
+    audit_without_template,
+    special_pattern,
+    template_renderer,
+)
 from coverage_job.counting.audit import Audit
 from coverage_job.counting.contexts import Contexts
 from coverage_job.counting.cuts import Cuts
@@ -203,7 +208,11 @@ class _Counter:
         self.audit = Audit(spec.audit_every)
         self._own = own
         self._templated = _templated(own, tokenizer)
-        self.reader = Reader(own.source, renderer=self._templated, rows=spec.rows)
+        self._special = special_pattern(tokenizer)
+        renderer = self._templated or PlainRenderer(
+            own.source.train_on, self._special if own.split_special_tokens else None
+        )
+        self.reader = Reader(own.source, renderer=renderer, rows=spec.rows)
         if own.source.dialogues and not own.source.pretraining:
             self.reader.observe = self._observe
         self._watched = _watched(self._templated, tokenizer)
@@ -287,6 +296,8 @@ class _Counter:
         self._begin()
 
     def _observe(self, dialogue: Dialogue, key: Key, place: str) -> None:
+        if self._templated is None:
+            audit_without_template(self._mask_audit, dialogue, self._special, place)
         self._mixed.look(dialogue, key.language, self._own.source.train_on, place)
 
     def _drop(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from threading import Thread
 from typing import TypeVar
 
 import pyarrow as pa
@@ -36,6 +37,18 @@ def _run(task: Task[T], item: T) -> bytes:
     writer.close()
     result: bytes = sink.getvalue().to_pybytes()
     return result
+
+
+def _end_with_parent() -> None:
+    """A worker's first act: to end when its driver does, however that was ended."""
+    parent = multiprocessing.parent_process()
+
+    def wait_for_end() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=wait_for_end, daemon=True).start()
 
 
 def _read(stream: bytes) -> Iterator[pa.RecordBatch]:
@@ -81,7 +94,9 @@ class LocalEngine:
             return
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
-        pool = ProcessPoolExecutor(min(self.workers, len(items)), mp_context=context)
+        pool = ProcessPoolExecutor(
+            min(self.workers, len(items)), mp_context=context, initializer=_end_with_parent
+        )
         waiting: set[Future[bytes]] = set()
         queue = iter(items)
         try:

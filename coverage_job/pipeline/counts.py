@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from coverage_job.config import Job
 from coverage_job.corpus.audit import findings
 from coverage_job.corpus.content import content_key
+from coverage_job.corpus.formats import position_name
 from coverage_job.corpus.plan import Split, make_splits
 from coverage_job.corpus.reader import BadRecord
 from coverage_job.corpus.template import token_texts
@@ -307,19 +308,24 @@ def _check_limits(c: CorpusPlan, tally: Tally, job: Job) -> None:
     if sums["records"] != sums["documents"] + sums["bad_records"]:
         raise CorpusError(f"corpus {name}: records do not add up ({sums}); this is a fault of the reader")
     if sums["documents"] == 0:
-        raise CorpusError(f"corpus {name}: no document could be read; check its path, format and fields")
+        why = "check its path, format and fields"
+        if tally.bad:
+            why = f"all {sums['records']:,} records are bad; the first: {_place(c, tally.bad[0])}"
+        raise CorpusError(f"corpus {name}: no document could be read; {why}")
     if sums["bad_records"] > policy.max_bad_fraction * sums["records"]:
-        first = tally.bad[0]
         raise CorpusError(
             f"corpus {name}: {sums['bad_records']:,} of {sums['records']:,} records are bad, "
-            f"max_bad_fraction is {policy.max_bad_fraction:g}; the first: {first.file}, "
-            f"{first.position}: {first.reason}"
+            f"max_bad_fraction is {policy.max_bad_fraction:g}; the first: {_place(c, tally.bad[0])}"
         )
     if sums["shifted_labels"] > _MOST_SHIFTED * sums["labelled"]:
         raise CorpusError(
             f"corpus {name}: {sums['shifted_labels']:,} of {sums['labelled']:,} labels are other ids than "
             "their own position's: labels are unshifted here; give those that are not shifted by one"
         )
+
+
+def _place(c: CorpusPlan, bad: BadRecord) -> str:
+    return f"{bad.file}, {position_name(c.source.format)} {bad.position}: {bad.reason}"
 
 
 def _corpus_info(c: CorpusPlan, tally: Tally, reused: int) -> dict[str, Any]:

@@ -56,7 +56,9 @@ def write_prometheus(run_directory: str, results: list[Result], path: str) -> No
 
 
 def compare(a: str, b: str, output: str | None) -> str:
-    """Two runs, or two drift results, in words; the page or the table of it where `output` says so.
+    """Result `b` against `a`, which went before, in words; the page or the table of it in `output`.
+
+    Both are runs, or both drift results.
 
     Raises JobError where one is a run and the other a drift result.
     """
@@ -64,15 +66,19 @@ def compare(a: str, b: str, output: str | None) -> str:
     if len(kinds) == 2:
         raise JobError(f"{a} and {b}: one is a run and the other is not; compare two of a kind")
     if kinds == {False}:
-        result = compare_drift(a, b)
+        result = compare_drift(experiment=b, baseline=a)
         if output is not None:
             write_parquet(output, result.table)
         return result.text
     runs = Run(a), Run(b)
+    for run in runs:
+        run.verify()
+        if "totals" not in run.info:
+            raise JobError(f"{run.path}: holds histograms alone, as `count` writes; compare what `run` wrote")
     if output is not None:
         write_bytes(output, compare_page(*runs))
-    lines = [f"{'':<12}{'A':>14}{'B':>14}{'change':>14}"]
-    for name, after in runs[0].info["totals"].items():
-        before = runs[1].info["totals"][name]
-        lines.append(f"{name:<12}{after:>14,}{before:>14,}{after - before:>+14,}")
+    lines = [f"{'':<12}{'before':>14}{'after':>14}{'change':>14}"]
+    for name, before in runs[0].info["totals"].items():
+        after = runs[1].info["totals"][name]
+        lines.append(f"{name:<12}{before:>14,}{after:>14,}{after - before:>+14,}")
     return "\n".join(lines)

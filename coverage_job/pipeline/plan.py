@@ -15,7 +15,7 @@ from coverage_job.engines import Engine
 from coverage_job.engines import spark as spark_engine
 from coverage_job.engines.local import LocalEngine
 from coverage_job.engines.spark import SparkEngine
-from coverage_job.errors import EngineError
+from coverage_job.errors import EngineError, JobError
 from coverage_job.progress import Steps
 from coverage_job.report import tables
 from coverage_job.tokenizer.load import TokenizerSpec, describe
@@ -76,6 +76,11 @@ def make_plan(job: Job, engine: Engine, steps: Steps) -> Plan:
         rows = max(tokenizer.rows, job.model_vocab_size or 0)
         corpora = []
         for corpus in job.corpora:
+            if corpus.document_end is not None and not 0 <= corpus.document_end < rows:
+                raise JobError(
+                    f"corpus {corpus.name}: document_end: {corpus.document_end} is outside the model's "
+                    f"{rows:,} rows, so no document would end; give the id that ends one"
+                )
             if corpus.table is not None:
                 fields = fields_of_schema(spark_of(engine, corpus).table_schema(corpus.table))
                 files, source, splits = [], resolve_fields(corpus, job, "table", fields), []
@@ -83,9 +88,13 @@ def make_plan(job: Job, engine: Engine, steps: Steps) -> Plan:
                 files = list_files(corpus)
                 source = resolve(corpus, job, files)
                 splits = make_splits(corpus.name, files, source, job.engine.split_bytes)
+            choice = corpus.chat_template or job.chat_template
             template = None
-            if source.dialogues:
-                template = load_template(tokenizer.path, corpus.chat_template or job.chat_template)
+            # A file that is named is opened even where no dialogue asks for it: a wrong path is an error.
+            if source.dialogues or choice not in ("auto", "none"):
+                template = load_template(tokenizer.path, choice)
+            if not source.dialogues:
+                template = None
             corpora.append(CorpusPlan(corpus, files, source, splits, template))
             how = f", template {template.source}" if template is not None else ""
             what = f"{len(files)} files" if corpus.table is None else f"table {corpus.table}"

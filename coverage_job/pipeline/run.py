@@ -29,7 +29,7 @@ from coverage_job.remedies.manifest import actions, manifest
 from coverage_job.report import tables
 from coverage_job.report.page import PageData, page
 from coverage_job.schemas import BAD_RECORDS, MIXED_SCRIPT, VOCABULARY, Stage
-from coverage_job.storage import RunWriter, mask_settings, mask_text, mask_urls
+from coverage_job.storage import RunWriter, mask_settings, mask_text, mask_urls, refuse_existing
 from coverage_job.tokenizer.labels import with_counted_languages
 from coverage_job.tokenizer.load import load
 from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
@@ -63,6 +63,8 @@ def count_only(job: Job, engine_name: str, directory: str | None, steps: Steps) 
 def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Result:
     """The main job: counts, coverage, manifest, summaries, checks and the page, in a new run directory."""
     scoring: Future[Scored] | None = None
+    if directory is not None:
+        refuse_existing(directory)
     with open_engine(engine_name, job, steps) as engine:
         refuse_lost_output(job, directory, engine)
         plan = make_plan(job, engine, steps)

@@ -16,7 +16,7 @@ from coverage_job.engines import Engine
 from coverage_job.errors import RemedyError
 from coverage_job.remedies.mix import MixSpec, candidates, choose, chosen_items, texts
 from coverage_job.remedies.proof import Kernel, count_texts, read_jsonl
-from coverage_job.schemas import MIX, MIX_CANDIDATES, MIX_PROOF, MIX_TEXTS
+from coverage_job.schemas import MIX, MIX_CANDIDATES, MIX_PROOF, MIX_TEXTS, Status
 from coverage_job.storage import join, write_bytes, write_parquet
 
 JSONL, PARQUET, PROOF = "mix.jsonl", "mix.parquet", "mix_proof.parquet"
@@ -83,7 +83,7 @@ class Summary:
 
     def line(self) -> str:
         return (
-            f"mix: {self.covered:,} of {self.short:,} short tokens brought to their number "
+            f"mix: {self.covered:,} of {self.short:,} flagged tokens brought to their number "
             f"({self.covered / max(1, self.short):.1%}) by {self.documents:,} documents of {self.tokens:,} "
             f"tokens (budget {self.budget:,}); {len(self.left):,} are left to the repeat set"
         )
@@ -92,9 +92,10 @@ class Summary:
 def prove(directory: str, coverage: pl.DataFrame, kernel: Kernel, budget: int) -> Summary:
     """Count over `mix.jsonl`, write `mix_proof.parquet`, and say how it stands.
 
-    Every token with a deficit has a row, whatever its remedy.
+    Every flagged token has a row, whatever its remedy.
     """
-    short = coverage.filter(pl.col("deficit") > 0).select("token_id", "token", "deficit")
+    flagged = (pl.col("deficit") > 0) & (pl.col("status") != Status.EXEMPT.value)
+    short = coverage.filter(flagged).select("token_id", "token", "deficit")
     rows = int(coverage["token_id"].max() or 0) + 1  # type: ignore[arg-type]
     written = (record["text"] for record in read_jsonl(join(directory, JSONL)))
     counts = count_texts(written, kernel, rows)

@@ -164,13 +164,28 @@ class Summary:
         impossible = sum(self.impossible.values())
         reasons = "; ".join(f"{n:,} {reason}" for reason, n in sorted(self.impossible.items()))
         bound = max(1, self.promised)
-        share = f", {self.tokens / self.sft_tokens:.0%} of the SFT tokens" if self.sft_tokens else ""
+        if impossible and not self.by_ids:
+            reasons += "; --ids also writes rows of ids"
+        share = f", {_of_sft(self.tokens / self.sft_tokens)}" if self.sft_tokens else ""
         return (
             f"repeat: {self.asked:,} tokens asked, {self.reached:,} reached, {self.by_ids:,} by ids only, "
             f"{impossible:,} impossible{f' ({reasons})' if reasons else ''}; {self.dialogues:,} dialogues, "
             f"{self.supervised:,} supervised tokens ({self.supervised / bound:.2f} x what was asked), "
             f"{self.tokens:,} in all ({self.tokens / bound:.2f} x){share}"
         )
+
+
+def _of_sft(ratio: float) -> str:
+    """How large a set is beside the post-training data.
+
+    >>> _of_sft(0.35), _of_sft(359.85)
+    ('35% of the post-training tokens', '360 x the post-training tokens')
+    """
+    return (
+        f"{ratio:.0%} of the post-training tokens"
+        if ratio < 2
+        else f"{ratio:,.0f} x the post-training tokens"
+    )
 
 
 def label_counts(labels: Iterable[Sequence[int]], rows: int) -> tuple[Int64, Int64]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from coverage_job.checks import Result
 from coverage_job.counting.store_files import Folder
 from coverage_job.coverage import starved
+from coverage_job.progress import shown
 from coverage_job.tokenizer.vocabulary import printable
 
 _LANGUAGES = 12
@@ -58,7 +59,7 @@ def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", overflow="fold", header_style="dim")
     for row in rows:
-        table.add_row(*[Text(cell) for cell in row])
+        table.add_row(*[Text(shown(cell)) for cell in row])
     return table
 
 
@@ -141,7 +142,8 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
     if len(flagged) == 0:
         return Text("Nothing is flagged: every reachable token is a target often enough.")
     lines = [
-        f"{whole(len(flagged))} tokens lack {whole(int(flagged['deficit'].sum()))} targets. Next:",
+        f"{whole(len(flagged))} {'token lacks' if len(flagged) == 1 else 'tokens lack'} "
+        f"{whole(int(flagged['deficit'].sum()))} targets. Next:",
         "  a verified set of dialogues that makes each a target",
         f"    coverage-job repeat {path} --output repeat",
         "  real pre-training text that holds them",
@@ -176,7 +178,7 @@ def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
                 f"{whole(len(c['files_missing']))} files could not be read: {c['files_missing'][0]} ..."
             )
         lines += [f"  {c['name']}: {text}" for text in said]
-    return Text("\n".join(["Warnings", *lines]) if lines else "No warnings.")
+    return Text("\n".join(["Warnings", *map(shown, lines)]) if lines else "No warnings.")
 
 
 def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:

@@ -12,6 +12,14 @@ from coverage_job.tokenizer.compare import Comparison, Shown
 from coverage_job.tokenizer.vocabulary import printable
 
 
+def _table(*columns: str) -> Table:
+    """Without lines, as `run` prints its tables."""
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(Text(name), header_style="dim", overflow="fold")
+    return table
+
+
 def print_shown(shown: Shown, limit: int = 12) -> RenderableType:
     """`tokenizer show` as a person reads it."""
     spec = shown.spec
@@ -23,27 +31,28 @@ def print_shown(shown: Shown, limit: int = 12) -> RenderableType:
     )
     tables: list[RenderableType] = [head]
     for column, counts in shown.counts.items():
-        table = Table(column, "rows", title=None)
+        table = _table(column, "rows")
+        table.columns[1].justify = "right"
         for value, rows in islice(counts.items(), limit):
             table.add_row(Text(value), f"{rows:,}")
         if len(counts) > limit:
             table.add_row(Text(f"{len(counts) - limit} more"), f"{sum(list(counts.values())[limit:]):,}")
-        tables.append(table)
+        tables += [Text(""), table]
     if shown.unreachable.num_rows:
-        table = Table("id", "unreachable", "its text gives", "because of the normalizer")
+        table = _table("id", "unreachable", "its text gives", "because of the normalizer")
         for row in shown.unreachable.slice(0, limit).to_pylist():
             gives = " ".join(map(str, row["gives"]))
             table.add_row(
                 str(row["token_id"]), Text(row["token"]), gives, "yes" if row["normalizer"] else "no"
             )
-        tables.append(table)
+        tables += [Text(""), table]
     return Group(*tables)
 
 
 def print_comparison(comparison: Comparison, limit: int = 10) -> RenderableType:
     """`tokenizer compare` as a person reads it."""
     c = comparison
-    table = Table("", c.a.path, c.b.path)
+    table = _table("", c.a.path, c.b.path)
     table.add_row("sha256", c.a.sha256[:16], c.b.sha256[:16])
     table.add_row("rows", f"{c.a.rows:,}", f"{c.b.rows:,}")
     table.add_row("tokens of its own", f"{len(c.only_a):,}", f"{len(c.only_b):,}")

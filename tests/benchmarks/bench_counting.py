@@ -35,7 +35,7 @@ from coverage_job.counting.kernel import FastKernel
 from coverage_job.tokenizer.load import describe, load
 from tests.conftest import SHARED
 
-BATCH = 1 << 22
+BATCH = 1 << 20
 COLD = 5_000_000
 Ids = npt.NDArray[Any]
 

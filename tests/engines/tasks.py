@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -38,3 +40,10 @@ def crash(n: int) -> Iterator[pa.RecordBatch]:
 def die(n: int) -> Iterator[pa.RecordBatch]:
     os.kill(os.getpid(), signal.SIGKILL)
     yield row(n)
+
+
+def tell_and_wait(file: str) -> Iterator[pa.RecordBatch]:
+    """Writes its process id to a file, and ends by itself only after minutes."""
+    Path(file).write_text(str(os.getpid()))
+    time.sleep(300)
+    yield row(0)

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +46,40 @@ def test_a_tasks_own_error_comes_through_and_nothing_keeps_running(workers: int)
 def test_a_killed_worker_is_named() -> None:
     with LocalEngine(2) as engine, pytest.raises(EngineError, match="a worker process was killed"):
         engine.count(tasks.die, [1, 2, 3], lambda: None)
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_driver(tmp_path: Path, how: signal.Signals) -> None:
+    files = [tmp_path / "0", tmp_path / "1"]
+    program = (
+        "from coverage_job.engines.local import LocalEngine\n"
+        "from tests.engines import tasks\n"
+        f"LocalEngine(2).count(tasks.tell_and_wait, {[str(f) for f in files]}, lambda: None)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    driver = subprocess.Popen([sys.executable, "-c", program], cwd=root, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    try:
+        while not all(f.exists() and f.read_text() for f in files):
+            assert driver.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        driver.send_signal(how)
+        driver.wait()
+    workers = [int(f.read_text()) for f in files]
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [w for w in workers if alive(w)]
+    for worker in left:
+        os.kill(worker, signal.SIGKILL)
+    assert not left
