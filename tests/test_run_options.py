@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coverage_job.config import parse_job
+from coverage_job.corpus.documents import TextBatch, TokenBatch
+from coverage_job.counting.kernel import FastKernel
 from coverage_job.errors import CorpusError
 from coverage_job.pipeline.run import run as run_job
 from coverage_job.progress import Steps
@@ -97,3 +100,29 @@ def test_shifted_labels_are_an_error(tmp_path: Path) -> None:
     tree["corpora"].append({"name": "packed", "stage": "posttraining", "path": "ids.jsonl"})
     with pytest.raises(CorpusError, match="unshifted"):
         run(tree, tmp_path)
+
+
+def test_a_kernel_that_differs_is_found_said_and_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_corpora(tmp_path)
+    right = run(tree, tmp_path).table("histogram.parquet")
+    encode = FastKernel.encode
+
+    def wrong(self: FastKernel, batch: TextBatch) -> TokenBatch:
+        encoded = encode(self, batch)
+        return replace(encoded, ids=(encoded.ids + 1) % 8)
+
+    monkeypatch.setattr(FastKernel, "encode", wrong)
+    job = parse_job(tree, base=tmp_path)
+    result = Run(run_job(job, "local", str(tmp_path / "again"), Steps()).path)
+    assert result.table("histogram.parquet").equals(right)
+    assert result.info["audit"]["recounted_splits"] == 3
+    assert result.info["audit"]["differing"] > 0
+    assert "differed from the tokenizer" in " ".join(capsys.readouterr().err.split())
+
+
+def test_bytes_that_took_the_reference_path_are_told_with_the_reason(tmp_path: Path) -> None:
+    kernel = run(write_corpora(tmp_path), tmp_path).info["kernel"]
+    assert kernel["bytes"] == sum(n for name, n in kernel.items() if name.startswith("reference: "))
+    assert kernel["reference: its model is WordLevel"] == kernel["bytes"] > 0

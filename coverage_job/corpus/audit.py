@@ -7,7 +7,7 @@ thresholds and says in words where a run should warn.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -214,8 +214,3 @@ def _detail(audit: MaskAudit, name: str) -> str:
     if places := audit.examples.get(name):
         parts.append(f"such as {places[0]}")
     return f" ({'; '.join(parts)})" if parts else ""
-
-
-def warning_lines(corpus: str, found: Iterable[Finding]) -> list[str]:
-    """What a run prints of one corpus' audit: a line per finding that warns."""
-    return [f"{corpus}: {finding.text}" for finding in found if finding.warns]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -63,17 +64,16 @@ class Counted:
     bad: list[BadRecord]
     mixed: list[dict[str, Any]]
     audit: dict[str, Any]
+    kernel: dict[str, int]
     peak_bytes: int
 
 
 def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Counted:
     """One pass over every corpus, on an engine. Raises CorpusError past the job's limits for bad input."""
     spec = count_spec(plan, ids_of(vocabulary, OPEN), steps)
-    with steps.step("look into the store" if plan.job.store is not None else "splits"):
+    with steps.step("plan splits"):
         stored = {c.corpus.name: _stored(c, plan, steps) for c in plan.corpora}
-    corpora = {
-        name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items() if name in stored
-    }
+    corpora = {name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items()}
     spec = replace(spec, corpora=corpora)
     compile_here(spec, engine, steps)
     splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
@@ -129,7 +129,8 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         contexts=contexts,
         bad=bad,
         mixed=mixed,
-        audit=_sum_audits(reports),
+        audit=_sum_audits(reports, steps),
+        kernel=dict(sum((Counter(r["kernel"]) for r in reports), Counter())),
         peak_bytes=max((r["peak_bytes"] for r in reports), default=0),
     )
 
@@ -360,11 +361,18 @@ def _corpus_info(c: CorpusPlan, tally: Tally, reused: int) -> dict[str, Any]:
     return info
 
 
-def _sum_audits(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _sum_audits(reports: Sequence[dict[str, Any]], steps: Steps) -> dict[str, Any]:
+    """The audits of all tasks; a difference is said, and the splits that the reference counted again."""
     audits = [r["audit"] for r in reports]
     total: dict[str, Any] = {
         key: sum(a[key] for a in audits) for key in ("documents", "bytes", "differing", "oversize")
     }
+    total["recounted_splits"] = sum(r["recounted"] for r in reports)
+    if total["differing"]:
+        steps.say(
+            f"warning: the fast kernel differed from the tokenizer on {total['differing']:,} documents of the "
+            f"audit; {total['recounted_splits']:,} splits were counted again by it. Please report it."
+        )
     total["examples"] = [text for a in audits for text in a["examples"]][:3]
     return total
 

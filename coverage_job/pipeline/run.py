@@ -209,6 +209,8 @@ def _run_info(plan: Plan, counted: Counted, engine: str, steps: Steps) -> dict[s
         "tokenizer": {**asdict(plan.tokenizer), "matrix_rows": plan.rows},
         "corpora": counted.corpora,
         "audit": counted.audit,
+        # Bytes encoded, and of them those that took the tokenizer's own path, by reason.
+        "kernel": counted.kernel,
         "peak_bytes": counted.peak_bytes,
         "seconds": steps.seconds,
     }

@@ -20,7 +20,7 @@ from coverage_job.corpus.documents import Int64
 from coverage_job.errors import RemedyError, StorageError
 from coverage_job.remedies.proof import Dialogue, DialogueCounter, read_jsonl
 from coverage_job.remedies.repeat import RepeatSet, instructions
-from coverage_job.schemas import REPEAT, REPEAT_IDS, REPEAT_PROOF, Reachability
+from coverage_job.schemas import REPEAT, REPEAT_IDS, REPEAT_PROOF
 from coverage_job.storage import join, read_parquet, write_bytes, write_parquet
 
 JSONL, PARQUET, IDS, PROOF = "repeat.jsonl", "repeat.parquet", "repeat_ids.parquet", "repeat_proof.parquet"
@@ -28,12 +28,6 @@ JSONL, PARQUET, IDS, PROOF = "repeat.jsonl", "repeat.parquet", "repeat_ids.parqu
 IGNORED = -100
 # Stands for the text while a template is rendered; from a plane that no tokenizer's text uses.
 _MARK = "\U00102345"
-
-BY_IDS_ONLY = (
-    Reachability.UNREACHABLE.value,
-    Reachability.MERGE_INTERMEDIATE.value,
-    Reachability.BYTE_NEVER.value,
-)
 
 Row = tuple[list[int], list[int]]
 

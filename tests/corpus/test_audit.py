@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coverage_job.corpus.audit import COUNTS, MAX_TEXTS, THRESHOLDS, MaskAudit, findings, warning_lines
+from coverage_job.corpus.audit import COUNTS, MAX_TEXTS, THRESHOLDS, MaskAudit, findings
 from coverage_job.corpus.chat import Rendered
 
 small = st.integers(0, 3)
@@ -76,7 +76,6 @@ def test_each_threshold_warns_when_passed_and_not_before() -> None:
         (finding,) = findings(over)
         assert (finding.name, finding.count, finding.warns) == (rule.name, at + 1, True)
         assert finding.text.startswith(f"{at + 1:,} of 1,000 records: ")
-        assert warning_lines("sft", [finding]) == [f"sft: {finding.text}"]
     assert findings(MaskAudit(records=1000)) == []
 
 
