@@ -370,8 +370,8 @@ def _sum_audits(reports: Sequence[dict[str, Any]], steps: Steps) -> dict[str, An
     total["recounted_splits"] = sum(r["recounted"] for r in reports)
     if total["differing"]:
         steps.say(
-            f"warning: the fast kernel differed from the tokenizer on {total['differing']:,} documents of the "
-            f"audit; {total['recounted_splits']:,} splits were counted again by it. Please report it."
+            f"warning: the fast kernel differed from the tokenizer on {total['differing']:,} documents of "
+            f"the audit; {total['recounted_splits']:,} splits were counted again by it. Please report it."
         )
     total["examples"] = [text for a in audits for text in a["examples"]][:3]
     return total
