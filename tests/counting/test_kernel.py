@@ -283,7 +283,7 @@ def cuts_of_bytes() -> Cuts:
     return derive(byte_level(False))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 2, 7, 13])
 def test_any_merges_in_any_order_count_as_the_reference(seed: int) -> None:
     """Merges that tear characters, come before those they need, or are never made."""
     pick = random.Random(seed)
