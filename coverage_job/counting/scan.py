@@ -192,23 +192,31 @@ def _cut(model, batch, state, group):
     token, n_tokens = state[TOKEN], state[TOKENS]
     n_pieces = len(pieces) - 1
     n_levels = len(starts)
-    safe = len(text) - 16
+    safe = len(text) - RUN  # from here on a word may be read beyond the text
     n = 0
     tokens = bytes_kept = np.int64(0)
     last = False
     state[FIRST_PIECE] = piece
     while n < GROUP:
         if at >= token_end:
-            # Short pre-tokens without dense characters, by far the most in many texts.
+            # Pre-tokens that are not cut: short ones without dense characters, by far the most in many texts.
             while token < n_tokens and n < GROUP:
                 end = get(token_ends, token)
                 size = end - at
-                if (size > 16) | (at > safe):
+                if (size > RUN) | (at > safe):
                     break
-                first = word(text, at) & get(LOW_BYTES, min(size, 8))
-                second = word(text, at + 8) & get(LOW_BYTES, max(size - 8, 0))
+                one, two = word(text, at), word(text, at + 8)
+                first = one & get(LOW_BYTES, min(size, 8))
+                second = two & get(LOW_BYTES, min(max(size - 8, 0), 8))
                 if _has_long_character(first) | _has_long_character(second):
                     break
+                if size > 16:
+                    three = word(text, at + 16) & get(LOW_BYTES, min(size - 16, 8))
+                    four = word(text, at + 24) & get(LOW_BYTES, max(size - 24, 0))
+                    if _has_long_character(three) | _has_long_character(four):
+                        break
+                    first, second = hash_long(text, at, end), np.uint64(0)
+                    bytes_kept += size
                 put(chunk_starts, n, at)
                 put(chunk_ends, n, end)
                 put(kinds, n, start_kind)
@@ -274,9 +282,11 @@ def _cut(model, batch, state, group):
             size = end - at
             first = second = np.uint64(0)
             if size <= 16:
-                first = word_up_to(text, at, end)
-                if size > 8:
-                    second = word_up_to(text, at + 8, end)
+                if at <= safe:
+                    first = word(text, at) & get(LOW_BYTES, min(size, 8))
+                    second = word(text, at + 8) & get(LOW_BYTES, max(size - 8, 0))
+                else:
+                    first, second = word_up_to(text, at, end), word_up_to(text, at + 8, end)
             elif size <= LONG:
                 first = hash_long(text, at, end)
                 bytes_kept += size

@@ -55,7 +55,7 @@ def word_up_to(text, at, end):
     """Up to 8 bytes of text[at:end], never reading past the array."""
     n = end - at
     if at + 8 <= len(text):
-        return word(text, at) & get(LOW_BYTES, min(n, 8))
+        return word(text, at) & get(LOW_BYTES, min(max(n, 0), 8))
     w = np.uint64(0)
     for i in range(min(n, 8)):
         w |= np.uint64(text[at + i]) << np.uint64(8 * i)
