@@ -110,7 +110,7 @@ def run(
     steps = Steps(quiet)
     loaded = load_job(job, tuple(settings or ()))
     if dry_run:
-        with plan.open_engine(engine.value, loaded, steps) as opened:
+        with plan.open_to_look(engine.value, loaded, steps) as opened:
             show(plan.preview(plan.make_plan(loaded, opened, steps)))
         return
     result = run_job(loaded, engine.value, output, steps)

@@ -3,13 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+from coverage_job.cli import main
 from coverage_job.config import parse_job
 from coverage_job.engines import spark
 from coverage_job.engines.local import LocalEngine
 from coverage_job.errors import EngineError
+from coverage_job.pipeline import plan
 from coverage_job.pipeline.plan import open_engine
 from coverage_job.progress import Steps
+from tests.planted import write_corpora
 
 TREE = {"tokenizer": "t", "corpora": [{"name": "c", "stage": "pretraining", "path": "x.jsonl"}]}
 
@@ -42,3 +46,18 @@ def test_a_table_needs_spark(no_java: None) -> None:
     corpus = {"name": "c", "stage": "pretraining", "table": "t"}
     with pytest.raises(EngineError, match="no Java"):
         open_engine("auto", parse_job({**TREE, "corpora": [corpus]}, base=Path("/")), Steps(quiet=True))
+
+
+@pytest.mark.parametrize("name", ["auto", "spark"])
+def test_a_dry_run_starts_no_session(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr(plan, "SparkEngine", refused)
+    monkeypatch.setattr(spark, "unavailable", refused)
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(write_corpora(tmp_path)), encoding="utf-8")
+    assert main(["run", str(job), "--engine", name, "--dry-run"]) == 0
+    assert "chat" in capsys.readouterr().out
