@@ -33,7 +33,8 @@ class Steps:
         self.seconds: dict[str, float] = {}
 
     def say(self, text: str) -> None:
-        self.console.print(shown(text), markup=False)
+        # Not folded: a path that is broken over two lines cannot be copied.
+        self.console.print(shown(text), markup=False, soft_wrap=True)
 
     def step(self, name: str, text: str | None = None, total: int = 0, unit: str = "") -> Step:
         return Step(self, name, text or name, total, unit)

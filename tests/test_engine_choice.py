@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 import yaml
@@ -61,3 +63,17 @@ def test_a_dry_run_starts_no_session(
     job.write_text(yaml.safe_dump(write_corpora(tmp_path)), encoding="utf-8")
     assert main(["run", str(job), "--engine", name, "--dry-run"]) == 0
     assert "chat" in capsys.readouterr().out
+
+
+def test_sparks_log_is_of_errors_unless_its_owner_configured_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    key = "spark.driver.extraJavaOptions"
+    quiet = spark._quiet({key: "-Xss4m", "spark.x": "1"})
+    options, quoted, _ = quiet[key].split('"')
+    assert (options.strip(), quiet["spark.x"]) == ("-Xss4m", "1")
+    file = Path(url2pathname(urlsplit(quoted.partition("=")[2]).path))
+    assert "rootLogger.level = error" in file.read_text()
+    own = {key: "-Dlog4j2.configurationFile=mine.properties"}
+    assert spark._quiet(own) == own
+    monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
+    assert spark._quiet({}) == {}

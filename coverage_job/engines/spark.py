@@ -5,6 +5,7 @@ The DataFrame API alone is used, so that Spark Connect and managed clusters work
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import os
 import pickle
@@ -13,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -37,6 +40,10 @@ _BATCH_BYTES = 64 << 20
 _PACKED = "packed binary"
 # A task's error that a user can mend crosses the JVM as text between these marks.
 _MARK = "@coverage_job@"
+
+
+# Of pyspark's: not for whoever counts, who installed what this package asked for.
+warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
 
 
 def java_version() -> int | None:
@@ -310,7 +317,7 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
             "spark.driver.maxResultSize": "0",
             "spark.sql.shuffle.partitions": str(4 * cores),
         }
-        for key, value in (defaults | conf).items():
+        for key, value in (defaults | _quiet(conf)).items():
             builder = builder.config(key, value)
     else:
         for key, value in conf.items():
@@ -323,6 +330,22 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
         session.sparkContext.setLogLevel("ERROR")
     _bound_batches(session)
     return session
+
+
+def _quiet(conf: dict[str, str]) -> dict[str, str]:
+    """Settings under which the driver's JVM logs errors alone, from its first line.
+
+    `setLogLevel` comes too late for what is said at the start. Who has a logging configuration keeps it.
+    """
+    key = "spark.driver.extraJavaOptions"
+    own = conf.get(key, "")
+    if "SPARK_CONF_DIR" in os.environ or "log4j" in own:
+        return conf
+    path = importlib.resources.files("coverage_job.engines") / "log4j2.properties"
+    # Inside a zip, as an executor may get the package, there is no file to name.
+    if not isinstance(path, Path):
+        return conf
+    return conf | {key: f'{own} "-Dlog4j2.configurationFile={path.as_uri()}"'.strip()}
 
 
 def _bound_batches(session: Any) -> None:

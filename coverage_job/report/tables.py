@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -53,17 +53,22 @@ def size(number: float) -> str:
     raise AssertionError("unreachable")
 
 
-def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """A plain table: the first `left` columns are text, the others numbers. Cells are never markup."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", overflow="fold", header_style="dim")
+def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], align: str = "l") -> Group:
+    """A plain table under its title. Cells are never markup.
+
+    align: `l` or `r` per column; those it does not reach are numbers, to the right.
+    """
+    table = Table(box=None, pad_edge=False)
+    for name, side in zip(columns, align.ljust(len(columns), "r"), strict=True):
+        justify: Literal["left", "right"] = "left" if side == "l" else "right"
+        table.add_column(name, justify=justify, overflow="fold", header_style="dim")
     for row in rows:
         table.add_row(*[Text(shown(cell)) for cell in row])
-    return table
+    # Apart from the table: a table's own title is folded to the table's width, however narrow that is.
+    return Group(Text(title, style="bold"), table)
 
 
-def counted(corpora: Sequence[dict[str, Any]]) -> Table:
+def counted(corpora: Sequence[dict[str, Any]]) -> RenderableType:
     """What was read, per corpus."""
     rows = [
         [
@@ -79,10 +84,10 @@ def counted(corpora: Sequence[dict[str, Any]]) -> Table:
         for c in corpora
     ]
     columns = ["corpus", "stage", "files", "size", "documents", "bad", "tokens", "supervised"]
-    return grid("Counted", columns, rows, left=2)
+    return grid("Counted", columns, rows, "ll")
 
 
-def tallies(title: str, summary: pa.Table, by: str, limit: int) -> Table:
+def tallies(title: str, summary: pa.Table, by: str, limit: int) -> RenderableType:
     """The vocabulary by one of its labels, most flagged first."""
     frame = (
         pl.DataFrame(summary)
@@ -131,9 +136,7 @@ def most_starved(coverage: pa.Table) -> RenderableType:
         ]
         for r in frame.to_dicts()
     ]
-    table = grid(title, ["id", "token", "language", "category", "pre-training", "action"], rows, left=4)
-    table.columns[-1].justify = "left"
-    return table
+    return grid(title, ["id", "token", "language", "category", "pre-training", "action"], rows, "llllrl")
 
 
 def next_steps(path: str, coverage: pa.Table) -> Text:
@@ -163,9 +166,7 @@ def verdicts(results: Sequence[Result]) -> RenderableType:
         [r.verdict, r.name, "missing" if r.value is None else f"{r.value:g}", r.threshold, r.reason]
         for r in results
     ]
-    table = grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, left=5)
-    table.columns[2].justify = "right"
-    return table
+    return grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, "llrll")
 
 
 def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
@@ -181,12 +182,10 @@ def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
     return Text("\n".join(["Warnings", *map(shown, lines)]) if lines else "No warnings.")
 
 
-def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
+def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> RenderableType:
     """What would be read: name, stage, files, bytes, splits and how records are read, per corpus."""
     cells = [[n, stage, whole(f), size(b), whole(s), how] for n, stage, f, b, s, how in rows]
-    table = grid("Plan", ["corpus", "stage", "files", "size", "splits", "read as"], cells, left=2)
-    table.columns[-1].justify = "left"
-    return table
+    return grid("Plan", ["corpus", "stage", "files", "size", "splits", "read as"], cells, "llrrrl")
 
 
 def run_report(
@@ -237,4 +236,4 @@ def store_folders(folders: Sequence[Folder]) -> RenderableType:
         )
         for f in folders
     ]
-    return grid("Store", ("corpus", "options", "parts", "snapshots", "size", "newest (UTC)"), rows, left=2)
+    return grid("Store", ("corpus", "options", "parts", "snapshots", "size", "newest (UTC)"), rows, "ll")
