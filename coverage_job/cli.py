@@ -15,7 +15,7 @@ from typing import Annotated, Optional
 import typer
 
 from coverage_job import __version__
-from coverage_job.errors import CoverageJobError, JobError
+from coverage_job.errors import CoverageJobError, EngineError, JobError
 from coverage_job.help import App, ProbeGroup
 from coverage_job.progress import Steps, shown
 from coverage_job.storage import mask_text
@@ -714,7 +714,10 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return 130
     except CoverageJobError as error:
-        print(f"coverage-job: {shown(mask_text(str(error)))}", file=sys.stderr)
+        text = str(error)
+        # One line, whatever other libraries put into it; executors that do not fit have one each.
+        text = text if isinstance(error, EngineError) else " ".join(text.split())
+        print(f"coverage-job: {shown(mask_text(text))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

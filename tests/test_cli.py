@@ -122,6 +122,7 @@ def _error(capsys: pytest.CaptureFixture[str]) -> str:
         ({"tokenizer": "nowhere"}, "nowhere"),
         ({"chat_template": "nowhere.jinja"}, "nowhere.jinja"),
         ({"model_vocab_size": -1}, "model_vocab_size"),
+        ({"model_vocab_size": 8}, "model_vocab_size: 8 is under the tokenizer's 9 rows"),
         ({"max_bad_fraction": 0.1}, "1 of 3 records are bad"),
         ({"on_bad_record": "fail"}, "chat.jsonl, line 2"),
     ],
@@ -140,6 +141,7 @@ def test_a_wrong_job_exits_2_and_names_the_key(
     [
         ({"path": "nothing-*.jsonl"}, "nothing-*.jsonl matches no file"),
         ({"text": "body"}, "body"),
+        ({"group_by": "sorce"}, "did you mean source?"),
         ({"language_field": "tongue"}, "tongue"),
         ({"group_by": "shelf"}, "shelf"),
         ({"shape": "messages"}, "messages"),
@@ -181,6 +183,19 @@ def test_a_file_that_ends_early(job: Path, capsys: pytest.CaptureFixture[str], p
     web = Run(str(job.parent / "r")).info["corpora"][0]
     assert web["files_missing"] == [str(folder / "cut.jsonl.gz")]
     assert (web["files"], web["files_counted"], web["documents"], web["tokens"]) == (2, 1, 500, 1000)
+
+
+def test_a_templates_message_of_several_lines_is_one_line(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = job.parent / "chat.jinja"
+    template.write_text("{{ raise_exception('first\\nsecond') }}")
+    change(job, chat_template="chat.jinja", max_bad_fraction=0.0)
+    assert run(job) == 2
+    assert "chat template failed: " in _error(capsys)
+    template.write_text("{% if\n\n x y %}")
+    assert run(job) == 2
+    assert "chat.jinja" in _error(capsys)
 
 
 def test_an_existing_output_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

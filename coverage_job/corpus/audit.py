@@ -83,7 +83,7 @@ class MaskAudit:
     def add_failure(self, message: str, place: str = "") -> None:
         """Count a record whose template failed, with the template's own message."""
         self.failed += 1
-        _count(self.failures, message)
+        _count(self.failures, " ".join(message.split()))
         self.example("failed", place)
 
     def example(self, name: str, place: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -181,6 +182,11 @@ def csv_rows(path: str, limit: int, delimiter: str) -> Iterator[Row]:
         if header is None:
             if fault is not None:
                 raise BadFileError(f"{path}: the header line cannot be read ({fault.reason})")
+            twice = [name for name, times in Counter(cells).items() if times > 1]
+            if twice:
+                raise BadFileError(
+                    f"{path}: line 1: the header names {twice[0]!r} twice; give each column a name of its own"
+                )
             header = cells
             continue
         position += 1
@@ -206,7 +212,8 @@ def text_fault(line: bytes) -> RecordError | None:
 
 
 def _arrow_error(path: str, kind: str, error: Exception) -> BadFileError:
-    return BadFileError(f"{path}: not a whole {kind} file ({str(error).splitlines()[0]}); write it again")
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    return BadFileError(f"{path}: not a whole {kind} file ({why}); write it again")
 
 
 # Parquet's decoders raise these and others of the same root on bytes that are no Parquet.

@@ -41,8 +41,9 @@ class RecordError(Exception):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        # A template's own message may be of several lines; a reason is one.
+        self.reason = " ".join(reason.split()) if len(reason.splitlines()) > 1 else reason
+        super().__init__(self.reason)
 
 
 @dataclass(slots=True)

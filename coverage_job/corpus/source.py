@@ -14,7 +14,7 @@ from coverage_job.config import Corpus, Job, RecordPolicy, TrainOn
 from coverage_job.corpus import formats, streams, token_files
 from coverage_job.corpus.lines import line_blocks
 from coverage_job.corpus.plan import FileInfo, corpus_format
-from coverage_job.errors import BadFileError, CorpusError
+from coverage_job.errors import BadFileError, CorpusError, did_you_mean
 from coverage_job.schemas import Stage
 
 _SAMPLE_RECORDS = 100
@@ -301,7 +301,8 @@ def decide_shape(corpus: Corpus, fields: Fields) -> _Decision:
         if all(wanted):
             if missing := [w for w in wanted if w not in fields]:
                 raise CorpusError(
-                    f"{name}: no field {missing[0]!r} ({key}: in the job); the fields are: {_listed(fields)}"
+                    f"{name}: no field {missing[0]!r} ({key}: in the job){did_you_mean(missing[0], fields)}; "
+                    f"the fields are: {_listed(fields)}"
                 )
             return _named_shape(corpus, fields, shape)
     found: list[_Decision] = []
@@ -393,12 +394,20 @@ def _sample(corpus: Corpus, kind: str, files: list[FileInfo], policy: RecordPoli
 
 def _sample_file(info: FileInfo, kind: str, limit: int) -> Fields:
     if kind == "parquet":
-        return fields_of_schema(formats.open_parquet(info.path).schema_arrow)
+        return _fields_of_columns(formats.open_parquet(info.path).schema_arrow, info.path)
     if kind == "arrow":
-        return fields_of_schema(formats.arrow_schema(info.path))
+        return _fields_of_columns(formats.arrow_schema(info.path), info.path)
     rows = islice(_sample_rows(info, kind, limit), _SAMPLE_LINES)
     records = (row.value for row in rows if isinstance(row.value, dict))
     return fields_of_records(islice(records, _SAMPLE_RECORDS))
+
+
+def _fields_of_columns(schema: pa.Schema, path: str) -> Fields:
+    fields = fields_of_schema(schema)
+    if len(fields) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise BadFileError(f"{path}: two columns are named {twice!r}; give each a name of its own")
+    return fields
 
 
 def _sample_rows(info: FileInfo, kind: str, limit: int) -> Iterator[formats.Row]:
@@ -451,7 +460,7 @@ def resolve_fields(corpus: Corpus, job: Job, kind: str, fields: Fields) -> Sourc
     for key, name in (("language_field", corpus.language_field), ("group_by", corpus.group_by)):
         if name is not None and name not in fields:
             raise CorpusError(
-                f"corpus {corpus.name}: no field {name!r} ({key}: in the job); "
+                f"corpus {corpus.name}: no field {name!r} ({key}: in the job){did_you_mean(name, fields)}; "
                 f"the fields are: {_listed(fields)}"
             )
     return _source(corpus, job, kind, decision, fields)
@@ -491,7 +500,8 @@ def _source(corpus: Corpus, job: Job, kind: str, decision: _Decision, fields: Fi
         if corpus.loss_mask is not None:
             if corpus.loss_mask not in fields:
                 raise CorpusError(
-                    f"corpus {corpus.name}: no field {corpus.loss_mask!r} (loss_mask: in the job); "
+                    f"corpus {corpus.name}: no field {corpus.loss_mask!r} (loss_mask: in the job)"
+                    f"{did_you_mean(corpus.loss_mask, fields)}; "
                     f"the fields are: {_listed(fields)}"
                 )
             loss_mask = corpus.loss_mask
@@ -499,7 +509,8 @@ def _source(corpus: Corpus, job: Job, kind: str, decision: _Decision, fields: Fi
             labels = corpus.labels
         elif "labels" in corpus.model_fields_set:
             raise CorpusError(
-                f"corpus {corpus.name}: no field {corpus.labels!r} (labels: in the job); "
+                f"corpus {corpus.name}: no field {corpus.labels!r} (labels: in the job)"
+                f"{did_you_mean(corpus.labels, fields)}; "
                 f"the fields are: {_listed(fields)}"
             )
         else:

@@ -82,7 +82,12 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
         steps.say(f"engine: {engine.describe()}")
     with steps.step("plan"):
         tokenizer = describe(job.tokenizer)
-        rows = max(tokenizer.rows, job.model_vocab_size or 0)
+        rows = job.model_vocab_size or tokenizer.rows
+        if rows < tokenizer.rows:
+            raise JobError(
+                f"model_vocab_size: {rows:,} is under the tokenizer's {tokenizer.rows:,} rows (its highest "
+                "id + 1); give the rows of the model's matrix, or leave the key out"
+            )
         corpora = []
         for corpus in job.corpora:
             if corpus.document_end is not None and not 0 <= corpus.document_end < rows:
