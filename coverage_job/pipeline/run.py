@@ -17,7 +17,7 @@ from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
 from coverage_job.config import DriftOptions, Job
 from coverage_job.corpus.reader import BadRecord
-from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise
+from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise, unmatched
 from coverage_job.drift.command import DriftResult, Scored, analyse, score_checkpoints
 from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
 from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
@@ -103,6 +103,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     info = _run_info(plan, counted, engine_text, steps) | {
         "totals": _totals(summary),
         "pretraining_tokenizer": other,
+        "warnings": _warnings(job, judged),
     }
     writer = RunWriter.create(job.output, directory)
     name = writer.path.rstrip("/").rsplit("/", 1)[-1]
@@ -157,6 +158,33 @@ def _template_ids(plan: Plan) -> set[int]:
         named = [text for variable, text in c.template.tokens if variable in source]
         found |= {i for text, i in special.items() if text in source or text in named}
     return found
+
+
+def _warnings(job: Job, tokens: pl.DataFrame) -> list[str]:
+    """What the job asks for and the run cannot give: lines for whoever wrote it.
+
+    tokens: columns of schema VOCABULARY.
+    """
+    said = []
+    mixed = [c.name for c in job.corpora if c.mixed_in]
+    if mixed and job.coverage.measure != "expected_updates":
+        said.append(
+            f"mixed_in of {', '.join(mixed)} lifts no status under coverage.measure: {job.coverage.measure}; "
+            "expected_updates counts it"
+        )
+    for key, options in (
+        ("coverage.exempt", job.coverage.exempt),
+        ("remedies.exclude", job.remedies.exclude),
+    ):
+        if lost := unmatched(options, tokens):
+            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+            said.append(f"{key}: no token has {', '.join(lost[:5])}{more}")
+    texts = [t for t in job.labels.seo_spam if t]
+    if texts:
+        held = tokens["token_bytes"].to_list()
+        if lost := [repr(t) for t in texts if not any(t.encode() in data for data in held)]:
+            said.append(f"labels.seo_spam: no token holds {', '.join(lost[:5])}")
+    return said
 
 
 def _weights(job: Job) -> list[Weight]:

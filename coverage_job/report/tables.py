@@ -16,6 +16,7 @@ from coverage_job.checks import Result
 from coverage_job.counting.store_files import Folder
 from coverage_job.coverage import starved
 from coverage_job.progress import shown
+from coverage_job.schemas import Action
 from coverage_job.tokenizer.vocabulary import printable
 
 _LANGUAGES = 12
@@ -144,16 +145,23 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
     flagged = pl.DataFrame(coverage).filter(pl.col("deficit") > 0, pl.col("status") != "exempt")
     if len(flagged) == 0:
         return Text("Nothing is flagged: every reachable token is a target often enough.")
+    by_ids = flagged.filter(pl.col("action") == Action.REPEAT_IDS.value).height
     lines = [
         f"{whole(len(flagged))} {'token lacks' if len(flagged) == 1 else 'tokens lack'} "
         f"{whole(int(flagged['deficit'].sum()))} targets. Next:",
         "  a verified set of dialogues that makes each a target",
-        f"    coverage-job repeat {path} --output repeat",
+        f"    coverage-job repeat {path} --output repeat{' --ids' if by_ids else ''}",
         "  real pre-training text that holds them",
         f"    coverage-job mix {path} --output mix --budget-tokens 2000000",
         "  where the data may not change, their rows kept in training",
         f"    coverage-job protect {path} --output protect",
     ]
+    if by_ids:
+        lines += [
+            f"  {whole(by_ids)} special {'token is' if by_ids == 1 else 'tokens are'} written by the chat "
+            "template alone: a target only by --ids,",
+            "  or to be exempt (coverage.exempt.token_id) where the model never has to write it",
+        ]
     # A command is one line, however narrow the terminal, so that it can be copied.
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
@@ -169,9 +177,9 @@ def verdicts(results: Sequence[Result]) -> RenderableType:
     return grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, "llrll")
 
 
-def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
-    """What the run warns of: masks that are not what the corpus' owner thinks, files that are missing."""
-    lines = []
+def warnings(job: Sequence[str], corpora: Sequence[dict[str, Any]]) -> RenderableType:
+    """What the run warns of: keys without effect, masks that are not as meant, files that are missing."""
+    lines = [f"  job: {text}" for text in job]
     for c in corpora:
         said = [*c["warnings"], *(f["text"] for f in c.get("mask_findings", []) if f["warns"])]
         if c["files_missing"]:
@@ -210,7 +218,7 @@ def run_report(
         blank,
         most_starved(coverage),
         blank,
-        warnings(run["corpora"]),
+        warnings(run["warnings"], run["corpora"]),
         blank,
         verdicts(results),
         blank,
@@ -220,7 +228,8 @@ def run_report(
 
 def show(renderable: RenderableType) -> None:
     """Print to standard output."""
-    Console(highlight=False).print(renderable)
+    # Not cropped: lines that must not be folded are longer than a narrow terminal.
+    Console(highlight=False).print(renderable, crop=False)
 
 
 def store_folders(folders: Sequence[Folder]) -> RenderableType:
