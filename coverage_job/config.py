@@ -134,7 +134,11 @@ class Corpus(Model):
         None, gt=0, description="The fixed length of a document in a flat token file."
     )
 
-    language_field: str | None = Field(None, description="The field with the record's language.")
+    language_field: str | None = Field(
+        None,
+        description="The field with the record's language; a value that is none, such as `code`, is a group "
+        "of its own, within that of `group_by`.",
+    )
     group_by: str | None = Field(None, description="A field whose values are counted apart (at most 1,000).")
 
     epochs: float = Field(1.0, gt=0, description="How often the trainer passes a post-training corpus.")
