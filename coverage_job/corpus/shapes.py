@@ -31,7 +31,8 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _REASONING_PARTS = frozenset({"reasoning", "thinking"})
 _MEDIA = frozenset({"image", "images", "image_url", "input_image", "audio", "audios", "audio_url",
                     "input_audio", "video", "videos", "video_url"})  # fmt: skip
-_MEDIA_FIELDS = ("images", "image", "audios", "audio", "videos", "video")
+# Fields of a record beside its messages; whether they hold anything is all that is asked.
+MEDIA_FIELDS = ("images", "image", "audios", "audio", "videos", "video")
 
 
 def role_key(role: Any) -> str:
@@ -179,7 +180,7 @@ def to_dialogue(record: dict[str, Any], source: Source) -> Dialogue:
     extra = record.get("chat_template_kwargs")
     if isinstance(extra, dict):
         dialogue.extra = extra
-    if any(record.get(name) for name in _MEDIA_FIELDS):
+    if any(record.get(name) for name in MEDIA_FIELDS):
         dialogue.notes.append("images, audio or video, of which the text alone is counted")
     return dialogue
 

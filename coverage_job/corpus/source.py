@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from coverage_job.config import Corpus, Job, RecordPolicy, TrainOn
 from coverage_job.corpus import formats, streams, token_files
 from coverage_job.corpus.lines import line_blocks
 from coverage_job.corpus.plan import FileInfo, corpus_format
+from coverage_job.corpus.shapes import MEDIA_FIELDS
 from coverage_job.errors import BadFileError, CorpusError, did_you_mean
 from coverage_job.schemas import Stage
 
@@ -35,6 +36,7 @@ class Source:
 
     Field names are None where the shape has no such field. `labels` and `loss_mask` are None where
     the records have none. columns: the fields that are read of formats that can leave others out.
+    presence: further ones of these, of which it is only asked whether they hold anything.
     decided: one line for the reader of a report. warnings: lines of the same kind.
     """
 
@@ -62,6 +64,7 @@ class Source:
     max_bad_fraction: float
     train_on: TrainOn
     columns: tuple[str, ...]
+    presence: tuple[str, ...]
     decided: str
     warnings: tuple[str, ...] = ()
 
@@ -80,7 +83,8 @@ class Source:
     @classmethod
     def from_json(cls, text: str) -> Source:
         data = json.loads(text)
-        return cls(**data | {"columns": tuple(data["columns"]), "warnings": tuple(data["warnings"])})
+        lists = {name: tuple(data[name]) for name in ("columns", "presence", "warnings")}
+        return cls(**data | lists)
 
 
 @dataclass(frozen=True)
@@ -552,10 +556,13 @@ def _source(corpus: Corpus, job: Job, kind: str, decision: _Decision, fields: Fi
         max_bad_fraction=policy.max_bad_fraction,
         train_on=corpus.train_on,
         columns=(),
+        presence=(),
         decided=f"format {kind}, shape {shape} ({why})",
         warnings=tuple(warnings),
     )
-    return Source(**asdict(source) | {"columns": _columns(source), "warnings": source.warnings})
+    columns = _columns(source)
+    presence = tuple(n for n in MEDIA_FIELDS if n not in columns) if source.dialogues else ()
+    return replace(source, columns=columns, presence=presence)
 
 
 def _columns(source: Source) -> tuple[str, ...]:

@@ -239,10 +239,21 @@ class SparkEngine:
         return next(_unpack(packed)).schema
 
     def count_table(
-        self, task: TableTask, name: str, columns: Sequence[str], done: Done
+        self, task: TableTask, name: str, columns: Sequence[str], presence: Sequence[str], done: Done
     ) -> tuple[pa.Table, list[str]]:
-        """Count a table's rows in one pass, one task per partition; otherwise as `count`."""
-        frame = self.session.table(name).select(*[f"`{c}`" for c in columns])
+        """Count a table's rows in one pass, one task per partition; otherwise as `count`.
+
+        columns, presence: of the table's columns those that are read, and those of which a task is only
+        told whether they hold anything; names that the table lacks are passed over.
+        """
+        table = self.session.table(name)
+        holds = {
+            c: f"size(`{c}`) > 0" if kind.startswith("array") else f"`{c}` IS NOT NULL"
+            for c, kind in table.dtypes
+            if c in presence
+        }
+        read = [f"`{c}`" for c in columns if c in table.columns]
+        frame = table.selectExpr(*read, *[f"{test} AS `{c}`" for c, test in holds.items()])
         output = frame.mapInArrow(partial(_run_table, task), _ddl(TASK_OUTPUT))
         return self._sum(output, 0, done)
 

@@ -97,7 +97,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         with steps.step(f"count {c.corpus.name}") as step:
             task = partial(count_table, spec, c.corpus.name)
             more, texts = spark_of(engine, c.corpus).count_table(
-                task, c.corpus.table, c.source.columns, step.advance
+                task, c.corpus.table, c.source.columns, c.source.presence, step.advance
             )
         counts = pa.concat_tables([counts, more])
         reports += map(orjson.loads, texts)

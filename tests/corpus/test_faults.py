@@ -212,8 +212,8 @@ def test_only_needed_columns_are_read(write: Callable[..., str], monkeypatch: py
     seen: list[list[str]] = []
     real = formats.parquet_batches
 
-    def spy(piece: object, names: list[str]) -> object:
-        for first, batch in real(piece, names):  # type: ignore[arg-type]
+    def spy(*arguments: object) -> object:
+        for first, batch in real(*arguments):  # type: ignore[arg-type]
             seen.append(batch.schema.names)
             yield first, batch
 

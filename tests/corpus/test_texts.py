@@ -158,8 +158,8 @@ def test_keys(write: Callable[..., str]) -> None:
     path = write("a.jsonl", data)
     both = read_all(make_job(path=path, language_field="lang", group_by="src"))
     assert [k for k, _, _ in both.documents] == [
-        Key("pt-BR", "web"), Key("", "code"), Key("", "3"), Key("en", "true"), Key("en", "web"), Key("zh", "1"),
-        Key("", "1.0/5"), Key("", "web/150"),
+        Key("pt-BR", "web"), Key("", "code"), Key("", "3"), Key("en", "true"), Key("en", "web"),
+        Key("zh", "1"), Key("", "1.0/5"), Key("", "web/150"),
     ]  # fmt: skip
     language = read_all(make_job(path=path, language_field="lang"))
     assert [k for k, _, _ in language.documents][:4] == [
