@@ -129,6 +129,14 @@ OutputOption = Annotated[
 TokenizerOption = Annotated[
     Optional[str], typer.Option("--tokenizer", metavar="T", help="The tokenizer's file or folder.")
 ]
+TokenizerBeforeOption = Annotated[
+    Optional[str],
+    typer.Option(
+        "--tokenizer-before",
+        metavar="T",
+        help="The base's tokenizer, where it is another: rows are matched by token, not by id.",
+    ),
+]
 
 
 class DeviceName(str, Enum):
@@ -313,6 +321,7 @@ def drift(
     output: OutputOption,
     before: Annotated[Optional[list[str]], typer.Option(metavar="CKPT", help="The base checkpoint.")] = None,
     tokenizer: TokenizerOption = None,
+    tokenizer_before: TokenizerBeforeOption = None,
     run_directory: Annotated[
         Optional[str], typer.Option("--run", metavar="RUN_DIR", help="Join with this run's coverage.")
     ] = None,
@@ -332,11 +341,13 @@ def drift(
     """
     from coverage_job.drift import compare
     from coverage_job.drift.command import run_drift
+    from coverage_job.pipeline.tokenizers import matched_rows
     from coverage_job.tokenizer.load import describe
     from coverage_job.tokenizer.vocabulary import vocabulary_table
 
     steps = Steps(quiet)
     vocabulary = vocabulary_table(describe(tokenizer)) if tokenizer is not None else None
+    row_map = matched_rows(tokenizer_before, tokenizer, run_directory)
     with steps.step("drift"):
         result = run_drift(
             before or None,
@@ -348,6 +359,7 @@ def drift(
             embedding=embedding,
             neighbours=neighbours.value,
             device=device.value,
+            row_map=row_map,
         )
     print(compare.render(result.report))
     print(output)
@@ -364,6 +376,8 @@ def restore(
     tokens: Annotated[
         Optional[str], typer.Option(metavar="EXPR", help="A Polars SQL predicate over coverage.parquet.")
     ] = None,
+    tokenizer: TokenizerOption = None,
+    tokenizer_before: TokenizerBeforeOption = None,
     blend: Annotated[float, typer.Option(metavar="SHARE", help="The base's share of a restored row.")] = 1.0,
     lm_head: Annotated[Optional[str], typer.Option(metavar="NAME", help="The output matrix's name.")] = None,
 ) -> None:
@@ -373,9 +387,18 @@ def restore(
     """
     from coverage_job.drift.restore import DEFAULT_TOKENS
     from coverage_job.drift.restore import restore as restore_rows
+    from coverage_job.pipeline.tokenizers import matched_rows
 
+    row_map = matched_rows(tokenizer_before, tokenizer, run_directory)
     done = restore_rows(
-        before, after, run_directory, output, tokens or DEFAULT_TOKENS, blend, lm_head=lm_head
+        before,
+        after,
+        run_directory,
+        output,
+        tokens or DEFAULT_TOKENS,
+        blend,
+        lm_head=lm_head,
+        row_map=row_map,
     )
     print(
         f"restored {done.rows:,} rows of the output matrix, in {done.output}"

@@ -364,7 +364,9 @@ class Job(RecordPolicy):
         description="The tokenizer: a path, a URI, or a rank file with its pattern."
     )
     pretraining_tokenizer: str | RankFile | None = Field(
-        None, description="The tokenizer of pre-training, where it may differ; compared and reported."
+        None,
+        description="The tokenizer of pre-training, where it may differ; compared and reported, and `drift` "
+        "matches rows by token.",
     )
     chat_template: Annotated[str, BeforeValidator(_yaml_constant)] = Field(
         "auto", description="`auto` (the tokenizer's own, if any), `none`, or a .jinja file."

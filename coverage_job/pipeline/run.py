@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
 from coverage_job.config import DriftOptions, Job
+from coverage_job.corpus.documents import Int64
 from coverage_job.corpus.reader import BadRecord
 from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise, unmatched
 from coverage_job.drift.command import DriftResult, Scored, analyse, score_checkpoints
@@ -30,8 +31,9 @@ from coverage_job.report import tables
 from coverage_job.report.page import PageData, page
 from coverage_job.schemas import BAD_RECORDS, MIXED_SCRIPT, VOCABULARY, Stage
 from coverage_job.storage import RunWriter, mask_settings, mask_text, mask_urls, refuse_existing
+from coverage_job.tokenizer.compare import row_map
 from coverage_job.tokenizer.labels import with_counted_languages
-from coverage_job.tokenizer.load import load
+from coverage_job.tokenizer.load import describe, load
 from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
 
 
@@ -75,7 +77,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         # The driver scores checkpoints while the executors count.
         with ThreadPoolExecutor(1) as pool:
             if job.drift is not None:
-                scoring = pool.submit(_score, job.drift)
+                scoring = pool.submit(_score, job.drift, _moved(plan))
             counted = count(plan, vocabulary, engine, steps)
         engine_text = engine.describe()
     with steps.step("cover"):
@@ -137,13 +139,20 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     return Result(writer.path, printed, any(r.verdict == "fail" for r in results))
 
 
-def _score(options: DriftOptions) -> Scored:
+def _moved(plan: Plan) -> Int64 | None:
+    """Where the base's tokenizer is another one: its row of each token."""
+    before = plan.job.pretraining_tokenizer
+    return None if before is None else row_map(describe(before), plan.tokenizer)
+
+
+def _score(options: DriftOptions, rows: Int64 | None) -> Scored:
     return score_checkpoints(
         options.before,
         options.after,
         lm_head=options.lm_head,
         embedding=options.embedding,
         device=options.device,
+        row_map=rows,
     )
 
 
