@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from enum import Enum
 from pathlib import Path
@@ -727,8 +729,15 @@ def confusion(
     )
 
 
+def _ended(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    if threading.current_thread() is threading.main_thread():
+        # Ended by an exception, as by Ctrl-C: workers and temporary folders go too.
+        signal.signal(signal.SIGTERM, _ended)
     try:
         result = app(args=arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0
