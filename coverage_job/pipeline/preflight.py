@@ -39,7 +39,7 @@ def preflight(plan: Plan, engine: Engine, steps: Steps) -> None:
         return
     firsts = [(f"corpus {c.corpus.name}", c.files[0].path, False) for c in plan.corpora if c.files]
     files = (("tokenizer", plan.tokenizer.path, True), *firsts)
-    with steps.step("preflight"):
+    with steps.step("preflight", "ask the executors"):
         if plan.job.store is None:
             found = engine.preflight(Question(files))
         else:

@@ -127,6 +127,7 @@ def mix(run_directory: str, output: str, *, engine_name: str, options: MixOption
         with ExitStack() as stack:
 
             def phase(name: str, total: int) -> Callable[[], None]:
+                stack.close()  # the phase before is over
                 return stack.enter_context(steps.step(name, total=total, unit="tasks")).advance
 
             documents = mix_files.collect(

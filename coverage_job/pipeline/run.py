@@ -72,7 +72,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         plan = make_plan(job, engine, steps)
         other = compare_with_pretraining(plan, steps)
         preflight(plan, engine, steps)
-        with steps.step("vocabulary"):
+        with steps.step("vocabulary", "explain the vocabulary (kept for the next run)"):
             vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
         # The driver scores checkpoints while the executors count.
         with ThreadPoolExecutor(1) as pool:
@@ -80,7 +80,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
                 scoring = pool.submit(_score, job.drift, _moved(plan))
             counted = count(plan, vocabulary, engine, steps)
         engine_text = engine.describe()
-    with steps.step("cover"):
+    with steps.step("cover", "join counts and vocabulary"):
         vocabulary = _counted_languages(_raise_seen(vocabulary, counted, plan), counted.histogram)
         judged = judge(
             join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, _template_ids(plan)
