@@ -735,9 +735,17 @@ def _ended(number: int, _: object) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    if threading.current_thread() is threading.main_thread():
-        # Ended by an exception, as by Ctrl-C: workers and temporary folders go too.
-        signal.signal(signal.SIGTERM, _ended)
+    if threading.current_thread() is not threading.main_thread():
+        return _run(arguments)
+    # Ended by an exception, as by Ctrl-C: workers and temporary folders go too.
+    before = signal.signal(signal.SIGTERM, _ended)
+    try:
+        return _run(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         result = app(args=arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -415,11 +415,11 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
                 line = key.start_mark.line + 1
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands a second time in line {line}")
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -247,13 +247,13 @@ class SparkEngine:
         told whether they hold anything; names that the table lacks are passed over.
         """
         table = self.session.table(name)
-        holds = {
-            c: f"size(`{c}`) > 0" if kind.startswith("array") else f"`{c}` IS NOT NULL"
-            for c, kind in table.dtypes
-            if c in presence
-        }
+        tests = {"array": "size(`{}`) > 0", "string": "length(`{}`) > 0", "binary": "length(`{}`) > 0"}
         read = [f"`{c}`" for c in columns if c in table.columns]
-        frame = table.selectExpr(*read, *[f"{test} AS `{c}`" for c, test in holds.items()])
+        for c, kind in table.dtypes:
+            if c in presence:
+                test = tests.get(kind.partition("<")[0], "`{}` IS NOT NULL")
+                read.append(f"{test.format(c)} AS `{c}`")
+        frame = table.selectExpr(*read)
         output = frame.mapInArrow(partial(_run_table, task), _ddl(TASK_OUTPUT))
         return self._sum(output, 0, done)
 
@@ -350,7 +350,9 @@ def _quiet(conf: dict[str, str]) -> dict[str, str]:
     """
     key = "spark.driver.extraJavaOptions"
     own = conf.get(key, "")
-    if "SPARK_CONF_DIR" in os.environ or "log4j" in own:
+    home = os.environ.get("SPARK_HOME")
+    kept = home is not None and os.path.exists(os.path.join(home, "conf", "log4j2.properties"))
+    if kept or "SPARK_CONF_DIR" in os.environ or "log4j" in own:
         return conf
     path = importlib.resources.files("coverage_job.engines") / "log4j2.properties"
     # Inside a zip, as an executor may get the package, there is no file to name.

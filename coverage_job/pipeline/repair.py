@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -81,11 +81,7 @@ def _to_add(job: Job, output: str, stage: Stage, parts: list[tuple[str, str, dic
     taken = {c.name for c in job.corpora}
     lines = []
     for name, file, keys in parts:
-        free = name
-        for number in count(2):
-            if free not in taken:
-                break
-            free = f"{name}{number}"
+        free = next(n for n in chain([name], (f"{name}{i}" for i in count(2))) if n not in taken)
         path = join(output, file)
         # The job file's folder is not this one.
         path = path if is_remote(path) else os.path.abspath(path)
