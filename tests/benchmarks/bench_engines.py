@@ -1,13 +1,13 @@
-"""Counting a corpus on each engine: what that adds to the kernel's own time, and what a user would do instead.
+"""Counting a corpus on each engine, against the kernel's own time and against what a user would do instead.
 
     python -m tests.benchmarks.bench_engines [--texts FOLDER] [--tokenizer PATH] [--megabytes N]
         [--repeat K] [--skip spark,datasets]
 
 Over the same files, in one run: `count_split` over all splits in this process (the kernel's own time, with
 the shares of reading, encoding and the histogram); `coverage-job run` on the local engine with 1 and 2
-workers and on Spark's `local[2]`, each in a process of its own; `datasets.map(tokenize)` and `bincount`. All must
-count the same. What is derived, compiled and explained once per tokenizer is made before anything is timed.
-Prints a table of wall times, the issue's targets beside the figures, and, last, one line of JSON.
+workers and on Spark's `local[2]`, each in a process of its own; `datasets.map(tokenize)` and `bincount`. All
+must count the same. What is derived, compiled and explained once per tokenizer is made before anything is
+timed. Prints a table of wall times, with the targets, and, last, one line of JSON.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-for _name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ[_name] = "1"
+os.environ["RAYON_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
@@ -36,7 +35,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from coverage_job.config import Job, parse_job, read_yaml
+from coverage_job.config import Job, RankFile, parse_job, read_yaml
+from coverage_job.corpus.documents import TextBatch
 from coverage_job.corpus.plan import Split
 from coverage_job.corpus.reader import Reader
 from coverage_job.counting.cuts import Cuts
@@ -142,6 +142,7 @@ def parts(spec: CountSpec, splits: list[Split]) -> tuple[dict[str, float], int]:
                 read += clock() - start
                 if batch is None:
                     break
+                assert isinstance(batch, TextBatch)
                 size += len(batch.text)
                 start = clock()
                 tokens = kernel.encode(batch)
@@ -224,7 +225,9 @@ def measure(options: argparse.Namespace, skip: set[str], temporary: Path) -> Non
             f.name: sorted(p for p in f.rglob("*") if p.is_file()) for f in texts.iterdir() if f.is_dir()
         }
     else:
+        print(f"{texts} is not there: the demo's text and tokenizer are used")
         demo = read_job(write_demo(temporary / "demo"))
+        assert isinstance(demo.tokenizer, RankFile)
         corpora = {path.stem: [path] for path in (temporary / "demo" / "pretraining").iterdir()}
         tokenizer = options.tokenizer or demo.tokenizer.model_dump()
     lay_out(corpora, temporary / "job", options.megabytes * 1e6, options.repeat)
