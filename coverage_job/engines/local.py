@@ -44,7 +44,7 @@ def _run(task: Task[T], item: T) -> bytes:
 
 
 def _start_fork_server(tokenizer: TokenizerSpec | None = None) -> None:
-    """Start it, where it does not run yet, deaf to Ctrl-C: of a terminal's processes the driver alone answers.
+    """Start it, where none runs, deaf to Ctrl-C: of the processes of a terminal the driver alone answers.
 
     Workers inherit that, and print no traceback of their own, not even while they are still importing.
     tokenizer: one that they will need.
