@@ -44,7 +44,7 @@ _LANGUAGES: dict[str, dict[str, tuple[float, str]]] = {
         "ba": (0.01, _RUSSIAN + "әғҙҡңөҫүһ"), "tt": (0.02, _RUSSIAN + "әөүҗңһ"),
     },
     "Arabic": {"ar": (1.2, _ARABIC), "fa": (0.8, _PERSIAN), "ur": (0.1, _PERSIAN + "ٹڈڑںھہےۂۓ")},
-    "Devanagari": {"hi": (0.3, _DEVANAGARI), "mr": (0.04, _DEVANAGARI), "ne": (0.04, _DEVANAGARI)},
+    "Devanagari": {"hi": (0.3, _DEVANAGARI), "mr": (0.02, _DEVANAGARI), "ne": (0.02, _DEVANAGARI)},
 }  # fmt: skip
 
 _VOWELS = frozenset("aeiouy")
@@ -115,7 +115,7 @@ class Spelling:
             return self.languages[writing[0]], "alphabet"
         if not writing:
             return "und", "alphabet_unknown"
-        if len(text) < 8 and sum(map(str.isalpha, text)) < (2 if begins else 3):
+        if len(text) < (2 if begins else 3):
             return "und", "short"
         if plain and _VOWELS.isdisjoint(text):
             return "und", "no_vowel"
