@@ -133,12 +133,13 @@ def language_of(text: str) -> tuple[str, str, str]:
         return "Latin", *_spelt(text, "Latin")
     counts = script_counts(text)
     script = max(counts, key=counts.__getitem__) if counts else COMMON
+    if script == COMMON:
+        alphabetic = any(c.isalpha() for c in text)
+        return script, *((UNDETERMINED, "no_script") if alphabetic else (NO_LANGUAGE, "no_letters"))
     if not any(map(_is_writing, text)):
-        return script, NO_LANGUAGE, "no_letters"
+        return script, NO_LANGUAGE, "no_letters"  # digits of a script
     if "Hiragana" in counts or "Katakana" in counts:
         return script, "ja", "kana"
-    if script == COMMON:
-        return script, UNDETERMINED, "no_script"
     if "Han" in counts and script in ("Han", "Latin"):
         return script, *_han(text)  # Latin letters stand in Chinese words
     if (language := _OF_SCRIPT.get(script)) is not None:
@@ -160,11 +161,9 @@ def _spelt(text: str, script: str) -> tuple[str, str]:
     """Language and rule of text in a script that languages share."""
     if (known := spelling(script)) is None:
         return UNDETERMINED, "shared"
-    if text.isascii() and _CONTRACTION.fullmatch(text):
+    if script == "Latin" and _CONTRACTION.fullmatch(text):
         return "en", "contraction"
-    letters = "".join(
-        c for c in text if c.isalpha() or (not c.isascii() and unicodedata.category(c)[0] == "M")
-    )
+    letters = "".join(filter(_is_writing, text))
     # A word begins after what is no letter, and with a capital before small letters.
     begins = not text.startswith(letters[:1]) or (letters[:1].isupper() and not letters.isupper())
     return known.decide(letters.lower(), begins)
