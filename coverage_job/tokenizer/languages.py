@@ -72,6 +72,7 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_ug", "ug", "[ڭۇۈۋ]|ە|چى"),
         ("letters_ckb", "ckb", "[ێۆڕڵڤ]"),
         ("letters_sd", "sd", "[ٻڀٺٽٿڃڄڇڌڍڏڙڪڱڳڻ]"),
+        ("article_ar", "ar", "^ [وبفك]?ال[^پچژگکیےٹڈڑںھہ]{3,}$"),
     ],
     "Devanagari": [("letters_mr", "mr", "ळ|ऱ")],
     "Bengali": [("letters_as", "as", "[ৰৱ]")],
@@ -104,7 +105,7 @@ _DAMPING = 50_000
 
 # Rules that guess: counts of a corpus with languages overrule them.
 _GUESSES = re.compile(
-    r"^(?:partial_)?(?:letters_|words_|alphabet$|spelling|short$|no_vowel$|han_|fullwidth$|script_mostly$|shared$)"
+    r"^(?:partial_)?(?:letters_|words_|article_|alphabet$|spelling|short$|no_vowel$|han_|fullwidth$|script_mostly$|shared$)"
 )
 
 

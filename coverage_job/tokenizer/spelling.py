@@ -3,8 +3,9 @@
 Two steps. An alphabet excludes: a language that does not write a letter of the text is none of the text's; a
 single language that is left decides. Among several, sequences of up to four letters weigh: how likely each
 language writes the text (interpolated estimates as of Witten and Bell, 1991, learnt from `words.yaml`), times
-how common the language is on the web. The probability is flattened, since letters are not independent, and a
-language is named where it has `_SURE` of it. Otherwise the spelling leaves the language open.
+how common the language is on the web, and more for a language that has the whole word in its list. The
+probability is flattened, since letters are not independent, and a language is named where it has `_SURE` of
+it. Otherwise the spelling leaves the language open.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ _LANGUAGES: dict[str, dict[str, tuple[float, str]]] = {
 
 _VOWELS = frozenset("aeiouy")
 _ORDER, _WEIGHT = 4, 4.0
-_LONGEST = 40
+_LONGEST = 40  # letters looked at
 _FLATTEN, _SURE = 0.65, 0.7
+_KNOWN = 2.0  # log of what a known word weighs
 
 
 class Spelling:
@@ -62,10 +64,12 @@ class Spelling:
         self._alphabets = [frozenset(letters) for _, letters in of.values()]
         self._ascii = script == "Latin"
         self._prior = np.log(np.array([weight for weight, _ in of.values()]))
+        self._words: dict[str, npt.NDArray[np.float64]] = {}
         self._row: dict[str, int] = {}
         counts: list[list[int]] = []
         for column, language in enumerate(of):
             for word in sorted(set(words[language].split())):
+                self._words.setdefault(word, np.zeros(len(of)))[column] = _KNOWN
                 marked = f"_{word}_"
                 for start in range(len(marked)):
                     for end in range(start + 1, min(start + _ORDER, len(marked)) + 1):
@@ -77,20 +81,30 @@ class Spelling:
         single = [row for gram, row in self._row.items() if len(gram) == 1]
         self._letters, self._kinds = self._counts[single].sum(axis=0), len(single)
         self._none = np.zeros(len(of), np.float32)
-        self._seen: dict[str, npt.NDArray[np.float64]] = {}
+        self._chances: dict[str, npt.NDArray[np.float32]] = {}
+        self._likelies: dict[str, npt.NDArray[np.float64]] = {}
         self._fitting: dict[frozenset[str], tuple[list[int], npt.NDArray[np.float64]]] = {}
 
-    def _count(self, gram: str) -> npt.NDArray[np.float32]:
-        row = self._row.get(gram)
-        return self._none if row is None else self._counts[row]
+    def _chance(self, gram: str) -> npt.NDArray[np.float32]:
+        """float32[languages]: the probability of a gram's last letter after those before it."""
+        if (known := self._chances.get(gram)) is None:
+            row = self._row.get(gram)
+            count = self._none if row is None else self._counts[row]
+            if len(gram) == 1:
+                known = (count + 0.5) / (self._letters + 0.5 * self._kinds)
+            else:
+                known = self._chance(gram[1:])
+                if (before := self._row.get(gram[:-1])) is not None:
+                    known = (count + _WEIGHT * known) / (self._counts[before] + _WEIGHT)
+            self._chances[gram] = known
+        return known
 
     def _likely(self, gram: str) -> npt.NDArray[np.float64]:
-        """float64[languages]: flattened log probability of a gram's last letter after those before it."""
-        p = (self._count(gram[-1]) + 0.5) / (self._letters + 0.5 * self._kinds)
-        for start in range(len(gram) - 2, -1, -1):
-            p = (self._count(gram[start:]) + _WEIGHT * p) / (self._count(gram[start:-1]) + _WEIGHT)
-        likely: npt.NDArray[np.float64] = _FLATTEN * np.log(p.astype(np.float64))
-        return likely
+        """float64[languages]: the flattened log of a gram's chance."""
+        if (known := self._likelies.get(gram)) is None:
+            chance = self._chance(gram).astype(np.float64)
+            known = self._likelies[gram] = _FLATTEN * np.log(chance)
+        return known
 
     def _writing(self, letters: frozenset[str]) -> tuple[list[int], npt.NDArray[np.float64]]:
         """The languages, by position, that write all of these letters; and the log of how common they are,
@@ -122,10 +136,9 @@ class Spelling:
         weights = prior.copy()
         marked = f"_{text}" if begins else text
         for end in range(2 if begins else 1, len(marked) + 1):
-            gram = marked[max(0, end - _ORDER) : end]
-            if (likely := self._seen.get(gram)) is None:
-                likely = self._seen[gram] = self._likely(gram)
-            weights += likely
+            weights += self._likely(marked[max(0, end - _ORDER) : end])
+        if begins and (bonus := self._words.get(text)) is not None:
+            weights += bonus
         best = int(weights.argmax())
         if np.exp(weights - weights[best]).sum() * _SURE <= 1:
             return self.languages[best], "spelling"

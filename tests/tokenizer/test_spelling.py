@@ -45,6 +45,8 @@ def slow(script: str, text: str, begins: bool) -> tuple[str, float]:
                 context = before[-size:]
                 p = (count(context + text[at]) + module._WEIGHT * p) / (count(context) + module._WEIGHT)
             total += module._FLATTEN * math.log(p)
+        if begins and text in module._words()[language].split():
+            total += module._KNOWN
         weights[language] = total
     best = max(weights, key=weights.__getitem__)
     return best, 1 / sum(math.exp(w - weights[best]) for w in weights.values())
