@@ -164,7 +164,9 @@ def _spelt(text: str, script: str) -> tuple[str, str]:
         return UNDETERMINED, "shared"
     if script == "Latin" and _CONTRACTION.fullmatch(text):
         return "en", "contraction"
-    letters = "".join(filter(_is_writing, text))
+    letters = text.strip()
+    if not letters.isalpha():
+        letters = "".join(filter(_is_writing, text))
     # A word begins after what is no letter, and with a capital before small letters.
     begins = not text.startswith(letters[:1]) or (letters[:1].isupper() and not letters.isupper())
     return known.decide(letters.lower(), begins)

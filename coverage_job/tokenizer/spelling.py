@@ -64,12 +64,12 @@ class Spelling:
         self._alphabets = [frozenset(letters) for _, letters in of.values()]
         self._ascii = script == "Latin"
         self._prior = np.log(np.array([weight for weight, _ in of.values()]))
-        self._words: dict[str, npt.NDArray[np.float64]] = {}
+        self._words: dict[str, list[int]] = {}  # the languages, by position, that have a word
         self._row: dict[str, int] = {}
         counts: list[list[int]] = []
         for column, language in enumerate(of):
             for word in sorted(set(words[language].split())):
-                self._words.setdefault(word, np.zeros(len(of)))[column] = _KNOWN
+                self._words.setdefault(word, []).append(column)
                 marked = f"_{word}_"
                 for start in range(len(marked)):
                     for end in range(start + 1, min(start + _ORDER, len(marked)) + 1):
@@ -100,11 +100,10 @@ class Spelling:
         return known
 
     def _likely(self, gram: str) -> npt.NDArray[np.float64]:
-        """float64[languages]: the flattened log of a gram's chance."""
-        if (known := self._likelies.get(gram)) is None:
-            chance = self._chance(gram).astype(np.float64)
-            known = self._likelies[gram] = _FLATTEN * np.log(chance)
-        return known
+        """float64[languages]: the flattened log of a gram's chance, kept."""
+        likely: npt.NDArray[np.float64] = _FLATTEN * np.log(self._chance(gram).astype(np.float64))
+        self._likelies[gram] = likely
+        return likely
 
     def _writing(self, letters: frozenset[str]) -> tuple[list[int], npt.NDArray[np.float64]]:
         """The languages, by position, that write all of these letters; and the log of how common they are,
@@ -122,9 +121,9 @@ class Spelling:
         text = text[:_LONGEST]
         plain = text.isascii()
         letters = frozenset(() if plain else (c for c in text if not (self._ascii and c.isascii())))
-        if (known := self._fitting.get(letters)) is None:
-            known = self._fitting[letters] = self._writing(letters)
-        writing, prior = known
+        if (fitting := self._fitting.get(letters)) is None:
+            fitting = self._fitting[letters] = self._writing(letters)
+        writing, prior = fitting
         if len(writing) == 1:
             return self.languages[writing[0]], "alphabet"
         if not writing:
@@ -133,12 +132,13 @@ class Spelling:
             return "und", "short"
         if plain and _VOWELS.isdisjoint(text):
             return "und", "no_vowel"
-        weights = prior.copy()
+        weights, likelies = prior.copy(), self._likelies
         marked = f"_{text}" if begins else text
         for end in range(2 if begins else 1, len(marked) + 1):
-            weights += self._likely(marked[max(0, end - _ORDER) : end])
-        if begins and (bonus := self._words.get(text)) is not None:
-            weights += bonus
+            gram = marked[end - _ORDER if end > _ORDER else 0 : end]
+            weights += known if (known := likelies.get(gram)) is not None else self._likely(gram)
+        if begins and (having := self._words.get(text)) is not None:
+            weights[having] += _KNOWN
         best = int(weights.argmax())
         if np.exp(weights - weights[best]).sum() * _SURE <= 1:
             return self.languages[best], "spelling"
