@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from coverage_job.config import Check
+from coverage_job.errors import did_you_mean
 
 _OF_CORPUS = ("tokens", "supervised_tokens", "documents", "bad_fraction", "mask_audit", "mixed_script_rate")
 Verdict = Literal["pass", "warn", "fail"]
@@ -51,7 +52,8 @@ def _evaluate(check: Check, facts: Facts, baseline: Callable[[str], Facts | None
     value = figure(check, facts)
     limits = _limits(check)
     if value is None:
-        return Result(check.label, None, limits, "fail", f"this run has no such figure: {check.label}")
+        why = f"this run has no such figure: {check.label}{_near(check, facts)}"
+        return Result(check.label, None, limits, "fail", why)
     if check.change is not None:
         before_facts = baseline(check.baseline)
         before = figure(check, before_facts) if before_facts is not None else None
@@ -71,6 +73,17 @@ def _evaluate(check: Check, facts: Facts, baseline: Callable[[str], Facts | None
     if bad := _outside(value, check.warn_min, check.warn_max):
         return Result(check.label, value, limits, "warn", f"{value:g} {bad}")
     return Result(check.label, value, limits, "pass", "")
+
+
+def _near(check: Check, facts: Facts) -> str:
+    """What a name that the run does not have may have been meant to be."""
+    audited: Mapping[str, Any] = next((c["mask_audit"] for c in facts.corpora if "mask_audit" in c), {})
+    if check.audit is not None:
+        return did_you_mean(check.audit, audited) if check.audit not in audited else ""
+    for by, value in check.where.items():
+        known = [r["value"] for r in facts.summary if r["by"] == by]
+        return did_you_mean(value, known) if value not in known else ""
+    return ""
 
 
 def _outside(value: float, low: float | None, high: float | None) -> str:

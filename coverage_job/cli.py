@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from enum import Enum
 from pathlib import Path
@@ -15,16 +17,18 @@ from typing import Annotated, Optional
 import typer
 
 from coverage_job import __version__
-from coverage_job.errors import CoverageJobError, JobError
+from coverage_job.errors import CoverageJobError, EngineError, JobError
+from coverage_job.help import App, ProbeGroup
 from coverage_job.progress import Steps, shown
 from coverage_job.storage import mask_text
 
-app = typer.Typer(
+app = App(
     name="coverage-job",
-    help="Which tokens will post-training make a model unable to write, and what protects them.",
+    add_completion=False,
+    help="Which tokens will post-training make a model unable to write, and what protects them.\n\n"
+    "Example: coverage-job demo demo && coverage-job run demo/job.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -47,7 +51,7 @@ class EngineName(str, Enum):
     SPARK = "spark"
 
 
-EngineOption = Annotated[EngineName, typer.Option("--engine", help="auto, local (processes) or spark.")]
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="Where it is counted.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
@@ -110,7 +114,7 @@ def run(
     steps = Steps(quiet)
     loaded = load_job(job, tuple(settings or ()))
     if dry_run:
-        with plan.open_engine(engine.value, loaded, steps) as opened:
+        with plan.open_to_look(engine.value, loaded, steps) as opened:
             show(plan.preview(plan.make_plan(loaded, opened, steps)))
         return
     result = run_job(loaded, engine.value, output, steps)
@@ -127,7 +131,25 @@ OutputOption = Annotated[
 TokenizerOption = Annotated[
     Optional[str], typer.Option("--tokenizer", metavar="T", help="The tokenizer's file or folder.")
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+TokenizerBeforeOption = Annotated[
+    Optional[str],
+    typer.Option(
+        "--tokenizer-before",
+        metavar="T",
+        help="The base's tokenizer, where it is another: rows are matched by token, not by id.",
+    ),
+]
+
+
+class DeviceName(str, Enum):
+    """Where matrices are compared and models run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help="Where it is computed.")]
 
 
 @app.command()
@@ -173,13 +195,15 @@ def repeat(
         Scope, typer.Option(help="The flagged tokens, or the whole vocabulary.")
     ] = Scope.FLAGGED,
     tokens_per_dialogue: Annotated[
-        int, typer.Option(help="Tokens to repeat that share a dialogue.", min=1)
+        int, typer.Option(metavar="N", help="Tokens to repeat that share a dialogue.", min=1)
     ] = 512,
-    max_length: Annotated[int, typer.Option(help="Tokens of a rendered dialogue, at most.", min=16)] = 4096,
+    max_length: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of a rendered dialogue, at most.", min=16)
+    ] = 4096,
     by_ids: Annotated[
         bool, typer.Option("--ids", help="Also write rows of ids for tokens that no text gives.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same bytes.")] = 0,
     quiet: QuietOption = False,
 ) -> None:
     """The verified repeat-after-me set: each token in scope a target as often as it lacks.
@@ -201,17 +225,23 @@ def repeat(
 def mix(
     run_directory: RunArgument,
     output: OutputOption,
-    budget_tokens: Annotated[int, typer.Option(help="Tokens of all documents together, at most.", min=1)],
+    budget_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens of all documents together, at most.", min=1)
+    ],
     engine: EngineOption = EngineName.AUTO,
-    min_tokens: Annotated[int, typer.Option(help="Tokens of a document, at least.")] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a document, at most.")] = 8192,
+    min_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a document, at least.")] = 16,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a document, at most.")] = 8192,
     language: Annotated[
-        Optional[list[str]], typer.Option(help="Only documents of this language; may be repeated.")
+        Optional[list[str]],
+        typer.Option(metavar="LANG", help="Only documents of this language; may be repeated."),
     ] = None,
     quality_field: Annotated[
-        Optional[str], typer.Option(help="A field of the records that holds a quality as a number.")
+        Optional[str],
+        typer.Option(metavar="FIELD", help="A field of the records that holds a quality as a number."),
     ] = None,
-    min_quality: Annotated[float, typer.Option(help="Documents of a lower quality are not chosen.")] = 0.0,
+    min_quality: Annotated[
+        float, typer.Option(metavar="Q", help="Documents of a lower quality are not chosen.")
+    ] = 0.0,
     deny: Annotated[
         Optional[str], typer.Option(metavar="REGEX", help="Documents in which it matches are not chosen.")
     ] = None,
@@ -240,8 +270,12 @@ def mix(
 def prune(
     run_directory: RunArgument,
     output: OutputOption,
-    max_pretraining: Annotated[int, typer.Option(help="Occurrences up to which a token is rare.", min=0)] = 0,
-    max_posttraining: Annotated[int, typer.Option(help="The same, in post-training.", min=0)] = 0,
+    max_pretraining: Annotated[
+        int, typer.Option(metavar="N", help="Occurrences up to which a token is rare.", min=0)
+    ] = 0,
+    max_posttraining: Annotated[
+        int, typer.Option(metavar="N", help="The same, in post-training.", min=0)
+    ] = 0,
     apply: Annotated[bool, typer.Option("--apply", help="Also write the pruned tokenizer.json.")] = False,
 ) -> None:
     """Tokens that are rare in both stages and that no kept one is merged from: a proposal.
@@ -272,21 +306,35 @@ def protect(run_directory: RunArgument, output: OutputOption) -> None:
     print(repair.protect(run_directory, output))
 
 
+class NeighbourRows(str, Enum):
+    """Rows whose nearest rows are sought."""
+
+    DRIFTED = "drifted"
+    ALL = "all"
+    NONE = "none"
+
+
 @app.command()
 def drift(
     after: Annotated[
-        list[str], typer.Option(help="The trained checkpoint; several: tensor-parallel shards.")
+        list[str],
+        typer.Option(metavar="CKPT", help="The trained checkpoint; several: tensor-parallel shards."),
     ],
     output: OutputOption,
-    before: Annotated[Optional[list[str]], typer.Option(help="The base checkpoint.")] = None,
+    before: Annotated[Optional[list[str]], typer.Option(metavar="CKPT", help="The base checkpoint.")] = None,
     tokenizer: TokenizerOption = None,
+    tokenizer_before: TokenizerBeforeOption = None,
     run_directory: Annotated[
         Optional[str], typer.Option("--run", metavar="RUN_DIR", help="Join with this run's coverage.")
     ] = None,
-    lm_head: Annotated[Optional[str], typer.Option(help="The output matrix's name.")] = None,
-    embedding: Annotated[Optional[str], typer.Option(help="The embedding matrix's name.")] = None,
-    neighbours: Annotated[str, typer.Option(help="drifted, all or none.")] = "drifted",
-    device: DeviceOption = "auto",
+    lm_head: Annotated[Optional[str], typer.Option(metavar="NAME", help="The output matrix's name.")] = None,
+    embedding: Annotated[
+        Optional[str], typer.Option(metavar="NAME", help="The embedding matrix's name.")
+    ] = None,
+    neighbours: Annotated[
+        NeighbourRows, typer.Option(help="Rows whose neighbours are sought.")
+    ] = NeighbourRows.DRIFTED,
+    device: DeviceOption = DeviceName.AUTO,
     quiet: QuietOption = False,
 ) -> None:
     """What post-training did to each token's row; with --after alone, one checkpoint's under-trained rows.
@@ -295,11 +343,13 @@ def drift(
     """
     from coverage_job.drift import compare
     from coverage_job.drift.command import run_drift
+    from coverage_job.pipeline.tokenizers import matched_rows
     from coverage_job.tokenizer.load import describe
     from coverage_job.tokenizer.vocabulary import vocabulary_table
 
     steps = Steps(quiet)
     vocabulary = vocabulary_table(describe(tokenizer)) if tokenizer is not None else None
+    row_map = matched_rows(tokenizer_before, tokenizer, run_directory)
     with steps.step("drift"):
         result = run_drift(
             before or None,
@@ -309,8 +359,9 @@ def drift(
             run_directory=run_directory,
             lm_head=lm_head,
             embedding=embedding,
-            neighbours=neighbours,
-            device=device,
+            neighbours=neighbours.value,
+            device=device.value,
+            row_map=row_map,
         )
     print(compare.render(result.report))
     print(output)
@@ -318,8 +369,8 @@ def drift(
 
 @app.command()
 def restore(
-    before: Annotated[str, typer.Option(help="The base checkpoint.")],
-    after: Annotated[str, typer.Option(help="The trained checkpoint.")],
+    before: Annotated[str, typer.Option(metavar="CKPT", help="The base checkpoint.")],
+    after: Annotated[str, typer.Option(metavar="CKPT", help="The trained checkpoint.")],
     run_directory: Annotated[
         str, typer.Option("--run", metavar="DIR", help="Holds a coverage.parquet with drift.")
     ],
@@ -327,8 +378,10 @@ def restore(
     tokens: Annotated[
         Optional[str], typer.Option(metavar="EXPR", help="A Polars SQL predicate over coverage.parquet.")
     ] = None,
-    blend: Annotated[float, typer.Option(help="The base's share of a restored row.")] = 1.0,
-    lm_head: Annotated[Optional[str], typer.Option(help="The output matrix's name.")] = None,
+    tokenizer: TokenizerOption = None,
+    tokenizer_before: TokenizerBeforeOption = None,
+    blend: Annotated[float, typer.Option(metavar="SHARE", help="The base's share of a restored row.")] = 1.0,
+    lm_head: Annotated[Optional[str], typer.Option(metavar="NAME", help="The output matrix's name.")] = None,
 ) -> None:
     """The after checkpoint with chosen output rows put back from the base.
 
@@ -336,9 +389,18 @@ def restore(
     """
     from coverage_job.drift.restore import DEFAULT_TOKENS
     from coverage_job.drift.restore import restore as restore_rows
+    from coverage_job.pipeline.tokenizers import matched_rows
 
+    row_map = matched_rows(tokenizer_before, tokenizer, run_directory)
     done = restore_rows(
-        before, after, run_directory, output, tokens or DEFAULT_TOKENS, blend, lm_head=lm_head
+        before,
+        after,
+        run_directory,
+        output,
+        tokens or DEFAULT_TOKENS,
+        blend,
+        lm_head=lm_head,
+        row_map=row_map,
     )
     print(
         f"restored {done.rows:,} rows of the output matrix, in {done.output}"
@@ -404,8 +466,10 @@ def compare(
     print(gate.compare(a, b, output))
 
 
-tokenizer_app = typer.Typer(
-    help="The id table's counts; whether two tokenizers are the same.", no_args_is_help=True
+tokenizer_app = App(
+    help="The id table's counts; whether two tokenizers are the same.\n\n"
+    "Example: coverage-job tokenizer show path/to/tokenizer.json",
+    no_args_is_help=True,
 )
 app.add_typer(tokenizer_app, name="tokenizer")
 
@@ -452,8 +516,9 @@ def tokenizer_compare(
         raise typer.Exit(1)
 
 
-store = typer.Typer(
-    help="Look after a store of partial histograms.", no_args_is_help=True, rich_markup_mode="rich"
+store = App(
+    help="Look after a store of partial histograms.\n\nExample: coverage-job store list store",
+    no_args_is_help=True,
 )
 app.add_typer(store, name="store")
 StoreArgument = Annotated[
@@ -524,14 +589,43 @@ ModelOption = Annotated[
 EndpointOption = Annotated[
     Optional[str], typer.Option("--endpoint", metavar="URL", help="An OpenAI-compatible server's address.")
 ]
-EndpointModelOption = Annotated[str, typer.Option("--endpoint-model", help="The model's name there.")]
-ApiOption = Annotated[str, typer.Option("--api", help="chat or completions.")]
+EndpointModelOption = Annotated[
+    str, typer.Option("--endpoint-model", metavar="NAME", help="The model's name there.")
+]
+
+
+class ApiName(str, Enum):
+    """Of an OpenAI-compatible server."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class Order(str, Enum):
+    """Which tokens a probe asks for first."""
+
+    AUTO = "auto"
+    DRIFT = "drift"
+    COVERAGE = "coverage"
+
+
+ApiOption = Annotated[ApiName, typer.Option("--api", help="Which of the server's interfaces is asked.")]
 ResponsesOption = Annotated[
     Optional[str], typer.Option("--responses", metavar="FILE", help="Answers that were given elsewhere.")
 ]
 
 
-@app.command()
+probe_app = App(
+    cls=ProbeGroup,
+    help="Can the model still write the tokens, and two probes side by side.\n\n"
+    "Example: coverage-job probe RUN_DIR --tokenizer base/ --model sft/ --output probe\n\n"
+    "That is short for `probe ask RUN_DIR ...`, whose help lists the options.",
+    no_args_is_help=True,
+)
+app.add_typer(probe_app, name="probe")
+
+
+@probe_app.command("ask")
 def probe(
     source: Annotated[
         str,
@@ -544,18 +638,18 @@ def probe(
     model: ModelOption = None,
     endpoint: EndpointOption = None,
     endpoint_model: EndpointModelOption = "default",
-    api: ApiOption = "chat",
+    api: ApiOption = ApiName.CHAT,
     responses: ResponsesOption = None,
     checkpoint: Annotated[
         Optional[str],
         typer.Option(metavar="CKPT", help="Where substitutes' rows are read, with an endpoint."),
     ] = None,
-    count: Annotated[int, typer.Option(help="How many tokens are asked for.", min=1)] = 200,
-    by: Annotated[str, typer.Option(help="auto, drift or coverage: which tokens come first.")] = "auto",
+    count: Annotated[int, typer.Option(metavar="N", help="How many tokens are asked for.", min=1)] = 200,
+    by: Annotated[Order, typer.Option(help="Which tokens come first.")] = Order.AUTO,
     language: Annotated[
-        Optional[list[str]], typer.Option(help="Only of this language; may be repeated.")
+        Optional[list[str]], typer.Option(metavar="LANG", help="Only of this language; may be repeated.")
     ] = None,
-    device: DeviceOption = "auto",
+    device: DeviceOption = DeviceName.AUTO,
     quiet: QuietOption = False,
 ) -> None:
     """Can the model still write the tokens: prompts, answers, verdicts. Without a model, the prompts alone.
@@ -570,24 +664,24 @@ def probe(
             source,
             output,
             tokenizer=tokenizer,
-            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            who=asking.Who(model, endpoint, endpoint_model, api.value, responses, device.value),
             checkpoint=checkpoint,
             count=count,
-            by=by,
+            by=by.value,
             languages=language or (),
             steps=Steps(quiet),
         )
     )
 
 
-@app.command("probe-compare")
+@probe_app.command("compare")
 def probe_compare(
     baseline: Annotated[str, typer.Argument(metavar="BEFORE", help="A probe's folder: the baseline.")],
     experiment: Annotated[str, typer.Argument(metavar="AFTER", help="Another one's: the experiment.")],
 ) -> None:
     """Two probes of the same prompts, with intervals.
 
-    Example: coverage-job probe-compare probe-base probe-sft
+    Example: coverage-job probe compare probe-base probe-sft
     """
     from coverage_job.pipeline import asking
     from coverage_job.report.tables import show
@@ -601,16 +695,19 @@ def confusion(
     model: ModelOption = None,
     endpoint: EndpointOption = None,
     endpoint_model: EndpointModelOption = "default",
-    api: ApiOption = "chat",
+    api: ApiOption = ApiName.CHAT,
     responses: ResponsesOption = None,
     language: Annotated[
-        Optional[list[str]], typer.Option(help="Of the questions, or of all answers; may be repeated.")
+        Optional[list[str]],
+        typer.Option(metavar="LANG", help="Of the questions, or of all answers; may be repeated."),
     ] = None,
-    limit: Annotated[Optional[int], typer.Option(help="Questions of each language, at most.")] = None,
+    limit: Annotated[
+        Optional[int], typer.Option(metavar="N", help="Questions of each language, at most.")
+    ] = None,
     words: Annotated[
         Optional[str], typer.Option(metavar="FILE", help="English words, one a line, instead of wordfreq's.")
     ] = None,
-    device: DeviceOption = "auto",
+    device: DeviceOption = DeviceName.AUTO,
     quiet: QuietOption = False,
 ) -> None:
     """Do answers mix scripts: shares of foreign letters, line and word pass rates, with intervals.
@@ -623,7 +720,7 @@ def confusion(
     show(
         asking.confusion(
             output,
-            who=asking.Who(model, endpoint, endpoint_model, api, responses, device),
+            who=asking.Who(model, endpoint, endpoint_model, api.value, responses, device.value),
             languages=language or (),
             limit=limit,
             words=words,
@@ -632,8 +729,23 @@ def confusion(
     )
 
 
+def _ended(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    if threading.current_thread() is not threading.main_thread():
+        return _run(arguments)
+    # Ended by an exception, as by Ctrl-C: workers and temporary folders go too.
+    before = signal.signal(signal.SIGTERM, _ended)
+    try:
+        return _run(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         result = app(args=arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -642,7 +754,10 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return 130
     except CoverageJobError as error:
-        print(f"coverage-job: {shown(mask_text(str(error)))}", file=sys.stderr)
+        text = str(error)
+        # One line, whatever other libraries put into it; executors that do not fit have one each.
+        text = text if isinstance(error, EngineError) else " ".join(text.split())
+        print(f"coverage-job: {shown(mask_text(text))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

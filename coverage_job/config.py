@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import os
 import re
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from coverage_job.errors import JobError
+from coverage_job.errors import JobError, did_you_mean
 from coverage_job.schemas import Stage
 
 MiB = 1 << 20
@@ -133,7 +134,11 @@ class Corpus(Model):
         None, gt=0, description="The fixed length of a document in a flat token file."
     )
 
-    language_field: str | None = Field(None, description="The field with the record's language.")
+    language_field: str | None = Field(
+        None,
+        description="The field with the record's language; a value that is none, such as `code`, is a group "
+        "of its own, within that of `group_by`.",
+    )
     group_by: str | None = Field(None, description="A field whose values are counted apart (at most 1,000).")
 
     epochs: float = Field(1.0, gt=0, description="How often the trainer passes a post-training corpus.")
@@ -194,10 +199,13 @@ Measure = Literal[
 ]
 
 
+KindName = Literal["base", "added", "special", "byte", "unused"]
+
+
 class Exempt(Model):
     """Tokens that are never flagged, by column of the coverage table."""
 
-    kind: list[str] = Field(default_factory=list, description="Kinds, such as `added`.")
+    kind: list[KindName] = Field(default_factory=list, description="Kinds, such as `added`.")
     script: list[str] = Field(default_factory=list, description="Scripts, such as `Hebrew`.")
     language: list[str] = Field(default_factory=list, description="Languages, such as `he`.")
     category: list[str] = Field(default_factory=list, description="Categories, such as `seo_spam`.")
@@ -356,7 +364,9 @@ class Job(RecordPolicy):
         description="The tokenizer: a path, a URI, or a rank file with its pattern."
     )
     pretraining_tokenizer: str | RankFile | None = Field(
-        None, description="The tokenizer of pre-training, where it may differ; compared and reported."
+        None,
+        description="The tokenizer of pre-training, where it may differ; compared and reported, and `drift` "
+        "matches rows by token.",
     )
     chat_template: Annotated[str, BeforeValidator(_yaml_constant)] = Field(
         "auto", description="`auto` (the tokenizer's own, if any), `none`, or a .jinja file."
@@ -386,6 +396,11 @@ class Job(RecordPolicy):
             if corpus.name in seen:
                 raise ValueError(f"two corpora are named {corpus.name!r}")
             seen.add(corpus.name)
+        for check in self.checks:
+            if check.corpus is not None and check.corpus not in seen:
+                raise ValueError(
+                    f"checks: no corpus is named {check.corpus!r}{did_you_mean(check.corpus, seen)}"
+                )
         return self
 
     def policy(self, corpus: Corpus) -> RecordPolicy:
@@ -393,6 +408,24 @@ class Job(RecordPolicy):
         names = RecordPolicy.model_fields
         own = {name: getattr(corpus, name) for name in names if getattr(corpus, name) is not None}
         return RecordPolicy(**{name: getattr(self, name) for name in names} | own)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, as the YAML specification has it."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands a second time in line {line}")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """The tree of a YAML text. Raises yaml.YAMLError, for a key that stands twice in a mapping too."""
+    return yaml.load(text, _Loader)
 
 
 def is_remote(path: str) -> bool:
@@ -415,12 +448,32 @@ def _explain(error: ValidationError, source: str) -> str:
     parts = []
     for fault in error.errors()[:3]:
         # Names that pydantic adds for the members of a union say nothing to the author of the file.
-        where = ".".join(str(p) for p in fault["loc"] if str(p) not in ("str", "RankFile", "list[str]"))
+        path = [p for p in fault["loc"] if str(p) not in ("str", "RankFile", "list[str]", "[key]")]
         message = fault["msg"].removeprefix("Value error, ")
         if fault["type"] == "extra_forbidden":
-            message = "unknown key"
-        parts.append(f"{where or 'job'}: {message}")
+            message = "unknown key" + did_you_mean(path[-1], _keys(Job, path[:-1]))
+        elif fault["type"] in ("literal_error", "enum"):
+            message += did_you_mean(fault["input"], re.findall("'([^']*)'", fault["ctx"]["expected"]))
+        parts.append(f"{'.'.join(map(str, path)) or 'job'}: {message}")
     return f"{source}: {'; '.join(parts)}. The keys are listed in docs/job-file.md"
+
+
+def _keys(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """The keys of the model at `path` within a model; positions in lists are passed over."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        inner = _models_in(model.model_fields[part].annotation) if part in model.model_fields else []
+        if not inner:
+            return []
+        model = inner[0]
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _models_in(part)]
 
 
 def _set(tree: Any, dotted: str, value: Any) -> None:
@@ -445,7 +498,11 @@ def _member(items: list[Any], part: str, dotted: str) -> Any:
             return item
     if part.isdigit() and int(part) < len(items):
         return items[int(part)]
-    raise JobError(f"--set {dotted}: no entry {part!r}; use a name or a position from 0 to {len(items) - 1}")
+    names = [str(item["name"]) for item in items if isinstance(item, dict) and item.get("name")]
+    raise JobError(
+        f"--set {dotted}: no entry {part!r}{did_you_mean(part, names)}; "
+        f"use a name or a position from 0 to {len(items) - 1}"
+    )
 
 
 def parse_job(tree: Any, *, base: Path, source: str = "job", overrides: tuple[str, ...] = ()) -> Job:
@@ -463,7 +520,7 @@ def parse_job(tree: Any, *, base: Path, source: str = "job", overrides: tuple[st
         if not separator or not key:
             raise JobError(f"--set {text}: write key=value, for example coverage.minimum=10")
         try:
-            parsed = yaml.safe_load(value)
+            parsed = read_yaml(value)
         except yaml.YAMLError as error:
             raise JobError(
                 f"--set {text}: the value is no valid YAML: {' '.join(str(error).split())}"
@@ -523,7 +580,7 @@ def load_job(path: str | os.PathLike[str], overrides: tuple[str, ...] = ()) -> J
     text = os.fspath(path)
     try:
         with fsspec.open(text, "rt", encoding="utf-8") as file:
-            tree = yaml.safe_load(file)
+            tree = read_yaml(file.read())
     except (OSError, ValueError) as error:
         raise JobError(f"{text}: cannot be read ({error}); give the path of a job file") from None
     except yaml.YAMLError as error:

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from coverage_job.config import CoverageOptions, Exempt
+from coverage_job.errors import did_you_mean
 from coverage_job.schemas import (
     COVERAGE,
     COVERAGE_COUNTS,
@@ -64,6 +65,20 @@ def selected(options: Exempt) -> pl.Expr:
         if values:
             expression = expression | pl.col(column).is_in(values)
     return expression
+
+
+def unmatched(options: Exempt, tokens: pl.DataFrame) -> list[str]:
+    """The named values that no row has, each with its column, as they may be slips of the pen.
+
+    >>> unmatched(Exempt(script=["Lattin", "Han"]), pl.DataFrame({"script": ["Latin", "Han"]}))
+    ["script 'Lattin' (did you mean Latin?)"]
+    """
+    found = []
+    for column, values in options.model_dump().items():
+        known = set(tokens[column].unique().to_list()) if values else set()
+        texts = [str(k) for k in known] if column != "token_id" else []
+        found += [f"{column} {v!r}{did_you_mean(v, texts)}" for v in values if v not in known]
+    return found
 
 
 def join_counts(vocabulary: pa.Table, histogram: pa.Table, weights: Iterable[Weight]) -> pl.DataFrame:

@@ -7,6 +7,9 @@ fault of ours and exits 3 with its traceback in a log file.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class CoverageJobError(Exception):
     """Base of all errors that a user can mend (exit code 2)."""
@@ -54,3 +57,14 @@ class RemedyError(CoverageJobError):
 
 class ProbeError(CoverageJobError):
     """A probe's model, endpoint or responses cannot be used."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """What an unknown name may have been meant to be, as a message's end; '' where nothing is near.
+
+    >>> did_you_mean("minimun", ["critical", "minimum"]), did_you_mean("x", ["critical"])
+    (' (did you mean minimum?)', '')
+    """
+    by_lower = {k.lower(): k for k in known}
+    near = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)
+    return f" (did you mean {by_lower[near[0]]}?)" if near else ""

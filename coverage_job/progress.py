@@ -8,7 +8,14 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
@@ -31,16 +38,18 @@ class Steps:
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.seconds: dict[str, float] = {}
+        self.moving = False
 
     def say(self, text: str) -> None:
-        self.console.print(shown(text), markup=False)
+        # Not folded: a path that is broken over two lines cannot be copied.
+        self.console.print(shown(text), markup=False, soft_wrap=True)
 
     def step(self, name: str, text: str | None = None, total: int = 0, unit: str = "") -> Step:
         return Step(self, name, text or name, total, unit)
 
 
 class Step:
-    """One timed step; with a `total` it shows how far it is."""
+    """One timed step; on a terminal it moves, with a `total` it shows how far it is."""
 
     def __init__(self, steps: Steps, name: str, text: str, total: int, unit: str) -> None:
         self._steps, self._name, self._text, self._total, self._unit = steps, name, text, total, unit
@@ -50,18 +59,21 @@ class Step:
     def __enter__(self) -> Step:
         self._start = self._said = time.monotonic()
         console = self._steps.console
-        if self._total and console.is_terminal and not console.quiet:
+        # One at a time: two that move would write over each other.
+        if console.is_terminal and not console.quiet and not self._steps.moving:
+            how_far = (BarColumn(), MofNCompleteColumn(), TextColumn(self._unit)) if self._total else ()
+            first = () if self._total else (SpinnerColumn(),)
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn(self._unit),
+                *first,
+                TextColumn("{task.description}", markup=False),
+                *how_far,
                 TimeElapsedColumn(),
                 console=console,
                 transient=True,
             )
-            self._task = self._bar.add_task(self._text, total=self._total)
+            self._task = self._bar.add_task(self._text, total=self._total or None)
             self._bar.start()
+            self._steps.moving = True
         return self
 
     def advance(self) -> None:
@@ -84,6 +96,7 @@ class Step:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+            self._steps.moving = False
         self._steps.seconds[self._name] = round(time.monotonic() - self._start, 3)
         if kind is None:
             self._steps.say(f"{self._text}: {self._steps.seconds[self._name]:.1f} s")

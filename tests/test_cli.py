@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
-from coverage_job.cli import main
-from coverage_job.pipeline import plan
+from coverage_job.cli import app, main
+from coverage_job.pipeline import asking, plan
 from coverage_job.storage import Run
 from tests.planted import write_corpora, write_lines
 
@@ -119,6 +122,7 @@ def _error(capsys: pytest.CaptureFixture[str]) -> str:
         ({"tokenizer": "nowhere"}, "nowhere"),
         ({"chat_template": "nowhere.jinja"}, "nowhere.jinja"),
         ({"model_vocab_size": -1}, "model_vocab_size"),
+        ({"model_vocab_size": 8}, "model_vocab_size: 8 is under the tokenizer's 9 rows"),
         ({"max_bad_fraction": 0.1}, "1 of 3 records are bad"),
         ({"on_bad_record": "fail"}, "chat.jsonl, line 2"),
     ],
@@ -137,6 +141,7 @@ def test_a_wrong_job_exits_2_and_names_the_key(
     [
         ({"path": "nothing-*.jsonl"}, "nothing-*.jsonl matches no file"),
         ({"text": "body"}, "body"),
+        ({"group_by": "sorce"}, "did you mean source?"),
         ({"language_field": "tongue"}, "tongue"),
         ({"group_by": "shelf"}, "shelf"),
         ({"shape": "messages"}, "messages"),
@@ -180,6 +185,19 @@ def test_a_file_that_ends_early(job: Path, capsys: pytest.CaptureFixture[str], p
     assert (web["files"], web["files_counted"], web["documents"], web["tokens"]) == (2, 1, 500, 1000)
 
 
+def test_a_templates_message_of_several_lines_is_one_line(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = job.parent / "chat.jinja"
+    template.write_text("{{ raise_exception('first\\nsecond') }}")
+    change(job, chat_template="chat.jinja", max_bad_fraction=0.0)
+    assert run(job) == 2
+    assert "chat template failed: " in _error(capsys)
+    template.write_text("{% if\n\n x y %}")
+    assert run(job) == 2
+    assert "chat.jinja" in _error(capsys)
+
+
 def test_an_existing_output_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(job, "--output", str(job.parent)) == 2
     assert "exists already" in _error(capsys)
@@ -207,9 +225,34 @@ def test_a_fault_of_ours_exits_3_with_its_traceback_in_a_file(
     log.unlink()
 
 
-def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert "run" in capsys.readouterr().out
-    for command in ("demo", "run", "count", "repeat", "protect", "drift", "restore", "check", "report"):
-        assert main([command, "--help"]) == 0
-        assert "Example" in capsys.readouterr().out, command
+def every_command(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from every_command(command, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(every_command(typer.main.get_command(app))), ids=" ".join)
+def test_every_command_has_help_with_an_example(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([*path, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Example" in text
+    assert "coverage-job " + " ".join(path).removesuffix(" ask") in text
+    # Notation of typer's own that says nothing to a reader.
+    assert not re.search(r"<bool>|<int|<float>|<list|\{[A-Za-z]", text)
+
+
+def test_probe_takes_its_source_without_a_command_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(asking, "probe", lambda source, output, **rest: asked.append((source, output)) or "")
+    monkeypatch.setattr(asking, "compare", lambda a, b: asked.append((a, b)) or "")
+    assert main(["probe", "runs/a", "--tokenizer", "t", "--output", "out"]) == 0
+    assert main(["probe", "--tokenizer", "t", "--output", "out", "runs/b"]) == 0
+    assert main(["probe", "compare", "before", "after"]) == 0
+    assert asked == [("runs/a", "out"), ("runs/b", "out"), ("before", "after")]
+    assert main(["probe", "runs/a"]) == 2
+    assert "--output" in capsys.readouterr().err

@@ -52,6 +52,16 @@ def test_remote_paths_are_left_alone() -> None:
         ({"max_record_bytes": "64 apples"}, "64 apples"),
         ({"max_bad_fraction": 2}, "max_bad_fraction"),
         ({"tokenizer": {"path": "x.tiktoken"}}, "pattern"),
+        ({"tokeniser": "x"}, r"did you mean tokenizer\?"),
+        ({"corpora": [{**CORPUS, "language_feld": "x"}]}, r"did you mean language_field\?"),
+        ({"tokenizer": {"path": "x", "patern": "y"}}, r"patern: unknown key \(did you mean pattern\?"),
+        ({"coverage": {"exempt": {"categories": []}}}, r"did you mean category\?"),
+        ({"coverage": {"exempt": {"kind": ["speical"]}}}, r"did you mean special\?"),
+        ({"coverage": {"measure": "supervised_occurences"}}, r"did you mean supervised_occurrences\?"),
+        ({"corpora": [{**CORPUS, "stage": "pretrainig"}]}, r"did you mean pretraining\?"),
+        ({"checks": [{"metric": "flaged", "max": 1}]}, r"did you mean flagged\?"),
+        ({"checks": [{"metric": "flagged", "where": {"langage": "ja"}, "max": 1}]}, r"mean language\?"),
+        ({"checks": [{"metric": "tokens", "corpus": "wbe", "max": 1}]}, r"'wbe' \(did you mean web\?"),
     ],
 )
 def test_a_wrong_key_is_named_in_one_line(changes: dict[str, Any], named: str) -> None:
@@ -92,3 +102,30 @@ def test_a_job_file_that_is_missing_or_no_yaml_says_so(tmp_path: Path) -> None:
 
 def test_chat_template_none_may_be_written_bare() -> None:
     assert parse(chat_template=None).chat_template == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        ("tokenizer: a\ncorpora: []\ntokenizer: b\n", "tokenizer", 3),
+        ("coverage:\n  minimum: 3\n  critical: 1\n  minimum: 4\n", "minimum", 4),
+        ("corpora:\n  - {name: a, path: x,\n     name: b}\n", "name", 3),
+    ],
+)
+def test_a_key_that_stands_twice_is_named_with_its_line(
+    tmp_path: Path, text: str, key: str, line: int
+) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(JobError, match=f"'{key}' stands a second time in line {line}") as caught:
+        load_job(tmp_path / "job.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_anchor_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "tokenizer: t\ncorpora:\n"
+        "  - &web {name: web, stage: pretraining, path: a.jsonl}\n"
+        "  - {<<: *web, name: more}\n"
+    )
+    assert [c.name for c in load_job(path).corpora] == ["web", "more"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from coverage_job.config import parse_job
 from coverage_job.pipeline.run import run as run_job
 from coverage_job.progress import Steps
+from coverage_job.report.tables import show
 from coverage_job.schemas import COUNTS, COVERAGE_COUNTS
 from coverage_job.storage import Run
 from tests.planted import write_corpora
@@ -173,3 +175,52 @@ def test_preferences(planted: tuple[Path, dict[str, Any]], tmp_path: Path) -> No
         "prune_candidate",
         "prune_candidate",
     ]
+
+
+def test_what_the_job_asks_for_in_vain_is_said(
+    planted: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, tree = planted
+    overrides = (
+        "coverage.exempt={token_id: [5, 99], language: [en, qqq], category: [numbr]}",
+        "remedies.exclude={script: [Lattin]}",
+        "labels.seo_spam=[spam, casino]",
+    )
+    job = parse_job(tree, base=folder, overrides=overrides)
+    result = run_job(job, "local", str(tmp_path / "run"), Steps(quiet=True))
+    show(result.printed)
+    printed = " ".join(capsys.readouterr().out.split())
+    said = Run(result.path).info["warnings"]
+    assert said == [
+        "mixed_in of web lifts no status under coverage.measure: supervised_occurrences; "
+        "expected_updates counts it",
+        "coverage.exempt: no token has language 'qqq', category 'numbr', token_id 99",
+        "remedies.exclude: no token has script 'Lattin' (did you mean Latin?)",
+        "labels.seo_spam: no token holds 'casino'",
+    ]
+    for text in said:
+        assert f"job: {text}" in printed
+        assert text in html.unescape((tmp_path / "run" / "report.html").read_text("utf-8"))
+    quiet = run(planted, tmp_path / "b", "coverage.measure=expected_updates")
+    assert quiet.info["warnings"] == []
+
+
+def test_a_special_token_of_the_template_is_to_be_repeated_by_its_id(
+    planted: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, tree = planted
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}<end> {{ m.role }} {% generation %}{{ m.content }}{% endgeneration %}\n"
+        "{% endfor %}"
+    )
+    job = parse_job({**tree, "chat_template": str(template)}, base=folder)
+    result = run_job(job, "local", str(tmp_path / "run"), Steps(quiet=True))
+    (need,) = [n for n in Run(result.path).table("manifest.parquet").to_pylist() if n["token_id"] == 8]
+    assert need["action"] == "repeat_ids"
+    assert "repeat --ids makes it a target" in need["reason"]
+    assert "coverage.exempt.token_id" in need["reason"]
+    show(result.printed)
+    printed = capsys.readouterr().out
+    assert f"coverage-job repeat {result.path} --output repeat --ids" in printed
+    assert "1 special token is written by the chat template alone" in printed

@@ -102,6 +102,57 @@ def test_shifted_labels_are_an_error(tmp_path: Path) -> None:
         run(tree, tmp_path)
 
 
+def ids(n: int, **labels: list[int]) -> list[dict[str, Any]]:
+    return [{"input_ids": [i % 5, (i + 1) % 5, (i + 2) % 5], **labels} for i in range(n)]
+
+
+def packed(folder: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The tree of the planted job with a corpus of ids more; several files, so that counts are merged."""
+    tree = write_corpora(folder)
+    for part in range(2):
+        write_lines(folder / f"ids{part}.jsonl", records[part::2])
+    tree["corpora"].append({"name": "packed", "stage": "posttraining", "path": "ids*.jsonl"})
+    return tree
+
+
+def test_labels_that_are_other_ids_are_counted_and_warned_of(tmp_path: Path) -> None:
+    records = ids(100)
+    for record in records:
+        record["labels"] = [-100, *record["input_ids"][1:]]
+    records[7]["labels"][2] += 1
+    result = run(packed(tmp_path, records), tmp_path)
+    info = result.info["corpora"][-1]
+    audit = info["mask_audit"]
+    assert (audit["labels"], audit["label_mismatches"], audit["without_labels"]) == (200, 1, 0)
+    (finding,) = info["mask_findings"]
+    assert (finding["name"], finding["count"], finding["warns"]) == ("label_mismatches", 1, True)
+    assert finding["share"] == pytest.approx(1 / 200)
+    assert "1 of 200 labels: another id than their own position's" in finding["text"]
+    assert "ids1.jsonl" in finding["text"]
+    assert result.json("summary.json")["corpora"][-1]["mask_audit"]["label_mismatches"] == 1
+
+
+def test_records_of_ids_without_labels_and_without_target(tmp_path: Path) -> None:
+    info = run(packed(tmp_path, ids(6)), tmp_path).info["corpora"][-1]
+    assert (info["mask_audit"]["without_labels"], info["mask_audit"]["records"]) == (6, 6)
+    assert [f["name"] for f in info["mask_findings"] if f["warns"]] == ["without_labels"]
+    other = tmp_path / "other"
+    other.mkdir()
+    info = run(packed(other, ids(6, labels=[-100] * 3)), other).info["corpora"][-1]
+    audit = info["mask_audit"]
+    assert (audit["without_target"], audit["without_labels"], audit["labels"]) == (6, 0, 0)
+    assert info["supervised_tokens"] == 0
+    (finding,) = info["mask_findings"]
+    assert (finding["name"], finding["count"], finding["warns"]) == ("without_target", 6, True)
+
+
+def test_what_the_audit_of_ids_finds_can_be_gated(tmp_path: Path) -> None:
+    tree = packed(tmp_path, ids(6))
+    tree["checks"] = [{"metric": "mask_audit", "audit": "without_labels", "corpus": "packed", "max": 0}]
+    (check,) = run(tree, tmp_path).json("checks.json")
+    assert (check["verdict"], check["value"]) == ("fail", 6)
+
+
 def test_a_kernel_that_differs_is_found_said_and_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

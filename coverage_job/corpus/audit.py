@@ -25,7 +25,8 @@ class MaskAudit:
         are not among `records`. The other `records_...` and names without a prefix count records.
     tokens, supervised_tokens, seam_tokens: counts of tokens; a seam token straddles a span's border.
     special_texts, lost_tool_calls: counts of occurrences.
-    label_mismatches: supervised positions of token corpora whose label is another id than the input.
+    labels, label_mismatches: of token corpora, positions with a label, and those whose label is another id
+        than the input's.
     end_of_turn: token text -> [occurrences, supervised ones].
     unknown_roles, failures, unmaskable_reasons: text -> records; at most 20 texts each, what is over
         counts under ''.
@@ -50,6 +51,7 @@ class MaskAudit:
     seam_tokens: int = 0
     special_texts: int = 0
     lost_tool_calls: int = 0
+    labels: int = 0
     label_mismatches: int = 0
     end_of_turn: dict[str, list[int]] = field(default_factory=dict)
     unknown_roles: dict[str, int] = field(default_factory=dict)
@@ -80,10 +82,23 @@ class MaskAudit:
             self.lost_tool_calls += rendered.lost_tool_calls
             self.example("with_lost_tool_calls", place)
 
+    def add_labels(self, labels: int, mismatches: int, place: str = "") -> None:
+        """Count the labels of a token corpus. place: where they stand."""
+        self.labels += labels
+        self.label_mismatches += mismatches
+        if mismatches:
+            self.example("label_mismatches", place)
+
+    def add_unlabelled(self, records: int, place: str = "") -> None:
+        """Count records of ids that come with neither labels nor a loss mask."""
+        self.without_labels += records
+        if records:
+            self.example("without_labels", place)
+
     def add_failure(self, message: str, place: str = "") -> None:
         """Count a record whose template failed, with the template's own message."""
         self.failed += 1
-        _count(self.failures, message)
+        _count(self.failures, " ".join(message.split()))
         self.example("failed", place)
 
     def example(self, name: str, place: str) -> None:
@@ -164,8 +179,8 @@ THRESHOLDS = (
 class Finding:
     """One line of the audit.
 
-    name: the count, or `end_of_turn`. count, share: records (occurrences for `end_of_turn`). warns: past
-    the threshold. text: in words.
+    name: the count, or `end_of_turn`. count, share: records (labels for `label_mismatches`, occurrences for
+    `end_of_turn`). warns: past the threshold. text: in words.
     """
 
     name: str
@@ -192,6 +207,13 @@ def findings(audit: MaskAudit, thresholds: Mapping[str, float] | None = None) ->
         share = count / total if total else 0.0
         text = f"{count:,} of {total:,} records: {rule.text}{_detail(audit, rule.name)}"
         out.append(Finding(rule.name, count, share, limit, share > limit, text))
+    if audit.label_mismatches:
+        # Past 1 % they are taken for shifted ones, and the run ends.
+        limit = own.get("label_mismatches", 0.0)
+        share = audit.label_mismatches / audit.labels
+        text = f"{audit.label_mismatches:,} of {audit.labels:,} labels: another id than their own position's"
+        text += _detail(audit, "label_mismatches")
+        out.append(Finding("label_mismatches", audit.label_mismatches, share, limit, share > limit, text))
     for token, (seen, supervised) in sorted(audit.end_of_turn.items()):
         if supervised:
             continue

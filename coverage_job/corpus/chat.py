@@ -25,7 +25,7 @@ import numpy as np
 
 from coverage_job.config import TrainOn
 from coverage_job.corpus.sandbox import Output, Program, RenderError
-from coverage_job.corpus.shapes import OTHER_ROLES, SUPERVISED_ROLES
+from coverage_job.corpus.shapes import OTHER_ROLES, SUPERVISED_ROLES, role_key
 from coverage_job.corpus.spans import (
     Range,
     after_prompt,
@@ -173,7 +173,7 @@ class Renderer:
             reason,
             special_texts,
             sum(map(_media, messages)),
-            [str(m.get("role")) for m in messages if m.get("role") not in SUPERVISED_ROLES | OTHER_ROLES],
+            [r for m in messages if (r := role_key(m.get("role"))) not in SUPERVISED_ROLES | OTHER_ROLES],
             self._lost_tool_calls(plain_messages, output),
         )
 
@@ -291,7 +291,7 @@ class Renderer:
     # Spans, in characters
 
     def _trained(self, messages: Sequence[Message]) -> list[int]:
-        turns = [i for i, m in enumerate(messages) if m.get("role") in SUPERVISED_ROLES]
+        turns = [i for i, m in enumerate(messages) if role_key(m.get("role")) in SUPERVISED_ROLES]
         return turns[-1:] if self.train_on == "last_assistant" else turns
 
     def _spans(
@@ -305,7 +305,8 @@ class Renderer:
     ) -> list[Range] | str:
         if program.has_generation:
             left_out = any(
-                m.get("role") in SUPERVISED_ROLES and i not in trained for i, m in enumerate(messages)
+                role_key(m.get("role")) in SUPERVISED_ROLES and i not in trained
+                for i, m in enumerate(messages)
             )
             return self._spans_of_blocks(program, extra, trained if left_out else None, output)
         if not trained:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from coverage_job.corpus import streams
@@ -181,6 +183,11 @@ def csv_rows(path: str, limit: int, delimiter: str) -> Iterator[Row]:
         if header is None:
             if fault is not None:
                 raise BadFileError(f"{path}: the header line cannot be read ({fault.reason})")
+            twice = [name for name, times in Counter(cells).items() if times > 1]
+            if twice:
+                raise BadFileError(
+                    f"{path}: line 1: the header names {twice[0]!r} twice; give each column a name of its own"
+                )
             header = cells
             continue
         position += 1
@@ -206,7 +213,8 @@ def text_fault(line: bytes) -> RecordError | None:
 
 
 def _arrow_error(path: str, kind: str, error: Exception) -> BadFileError:
-    return BadFileError(f"{path}: not a whole {kind} file ({str(error).splitlines()[0]}); write it again")
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    return BadFileError(f"{path}: not a whole {kind} file ({why}); write it again")
 
 
 # Parquet's decoders raise these and others of the same root on bytes that are no Parquet.
@@ -232,13 +240,17 @@ def _group_start(group: Any) -> int:
     return int(min(places))
 
 
-def parquet_batches(piece: Piece, columns: list[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def parquet_batches(
+    piece: Piece, columns: Sequence[str], presence: Sequence[str] = ()
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches of the row groups that begin in a piece, each with its first row's number in the file.
 
-    columns: the fields wanted, or None for all; nothing else is read.
+    columns: the fields wanted; nothing else is read. presence: fields that come as whether they hold
+    anything.
     """
     file = open_parquet(piece.path)
     try:
+        names = [*columns, *_smallest_leaves(file.metadata, presence)]
         first = 0
         for index in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(index)
@@ -246,9 +258,9 @@ def parquet_batches(piece: Piece, columns: list[str] | None) -> Iterator[tuple[i
             if rows and (piece.whole or piece.start <= _group_start(group) < piece.end):
                 position = first
                 for batch in file.iter_batches(
-                    _rows_at_once(group, columns), row_groups=[index], columns=columns, use_threads=False
+                    _rows_at_once(group, names), row_groups=[index], columns=names, use_threads=False
                 ):
-                    yield position, batch
+                    yield position, _as_presence(batch, presence)
                     position += batch.num_rows
                 if position - first != rows:
                     raise ValueError(f"row group {index} has {position - first} rows of {rows}")
@@ -259,13 +271,46 @@ def parquet_batches(piece: Piece, columns: list[str] | None) -> Iterator[tuple[i
         file.close(force=True)
 
 
-def _rows_at_once(group: Any, columns: list[str] | None) -> int:
+def _smallest_leaves(metadata: Any, fields: Sequence[str]) -> list[str]:
+    """Of each field that a file has, the path of its smallest part: any part tells whether it is there."""
+    sizes: dict[str, list[tuple[int, str]]] = {}
+    for index in range(metadata.num_columns):
+        path = metadata.schema.column(index).path
+        name = path.partition(".")[0]
+        if name in fields:
+            groups = (metadata.row_group(g) for g in range(metadata.num_row_groups))
+            size = sum(group.column(index).total_compressed_size for group in groups)
+            sizes.setdefault(name, []).append((size, path))
+    return [min(parts)[1] for parts in sizes.values()]
+
+
+def _as_presence(batch: pa.RecordBatch, fields: Sequence[str]) -> pa.RecordBatch:
+    """A batch with fields replaced by whether they hold anything."""
+    for index, name in enumerate(batch.schema.names):
+        if name in fields:
+            batch = batch.set_column(index, name, _holds_something(batch.column(index)))
+    return batch
+
+
+def _holds_something(column: pa.Array) -> pa.Array:
+    t = pa.types
+    kind = column.type
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        length = pc.list_value_length(column)
+    elif t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind):
+        length = pc.binary_length(column)
+    elif t.is_boolean(kind):
+        return pc.fill_null(column, False)
+    else:
+        return column.is_valid()
+    return pc.fill_null(pc.greater(length, 0), False)
+
+
+def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
     size = 0
     for i in range(group.num_columns):
         column = group.column(i)
-        if columns is None or any(
-            column.path_in_schema == c or column.path_in_schema.startswith(c + ".") for c in columns
-        ):
+        if any(column.path_in_schema == c or column.path_in_schema.startswith(c + ".") for c in columns):
             size += column.total_uncompressed_size
     return int(max(1, min(ROW_BATCH_ROWS, ROW_BATCH_BYTES * group.num_rows // max(size, 1))))
 
@@ -297,18 +342,21 @@ def _open_arrow(path: str, file: Any, columns: list[str] | None) -> Any:
     return opened(file, options=pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False))
 
 
-def arrow_batches(path: str, columns: list[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of an Arrow IPC file or stream, each with its first row's number."""
+def arrow_batches(
+    path: str, columns: Sequence[str], presence: Sequence[str] = ()
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of an Arrow IPC file or stream, each with its first row's number; as `parquet_batches`."""
     position = 0
     try:
         with _arrow_input(path) as file:
-            reader = _open_arrow(path, file, columns)
+            reader = _open_arrow(path, file, [*columns, *presence])
             if isinstance(reader, pa.RecordBatchFileReader):
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
             else:
                 _check_stream_end(path, file)
                 batches = iter(reader)
-            for batch in batches:
+            for whole in batches:
+                batch = _as_presence(whole, presence)
                 size = max(batch.nbytes, 1)
                 step = max(1, min(ROW_BATCH_ROWS, ROW_BATCH_BYTES * batch.num_rows // size))
                 for at in range(0, batch.num_rows, step):

@@ -48,10 +48,11 @@ def normalise_language(value: str) -> str:
     """The BCP-47 tag that a language value stands for; '' where it is no language.
 
     Codes of two and three letters, POSIX locales and English names are known. Where only the first
-    part is a language (``de-formal``), that part is the answer.
+    part is a language (``de-formal``), that part is the answer. A number that is a region's (``150``, Europe)
+    is no language, though a tag may be made of it.
 
-    >>> [normalise_language(v) for v in ("pt_BR", "eng", "sr@latin", "Bengali", "zho_Hans", "code")]
-    ['pt-BR', 'en', 'sr-Latn', 'bn', 'zh-Hans', '']
+    >>> [normalise_language(v) for v in ("pt_BR", "eng", "sr@latin", "Bengali", "zho_Hans", "code", "150")]
+    ['pt-BR', 'en', 'sr-Latn', 'bn', 'zh-Hans', '', '']
     """
     text = value.strip()
     name = re.sub(r"[\s_-]", "", text.lower())
@@ -59,6 +60,8 @@ def normalise_language(value: str) -> str:
         return _NAMES[name]
     text, _, modifier = text.partition("@")
     text = text.partition(".")[0]
+    if not text[:1].isalpha():
+        return ""
     script = _SCRIPTS.get(modifier.lower())
     first = re.split(r"[-_]", text, maxsplit=1)[0].lower()
     candidates = [f"{first}-{script}"] if script else []
@@ -139,9 +142,9 @@ class KeyTable:
         tag = normalise_language(language) if isinstance(language, str) else ""
         text = group_text(group)
         field = self.group_field
-        if self.language_field is not None and not tag and field is None:
+        if self.language_field is not None and not tag and (other := group_text(language)):
             # A value that is no language ("code", "wiki") still tells records apart.
-            text, field = group_text(language), self.language_field
+            text, field = (f"{text}/{other}" if text else other), field or self.language_field
         if text not in self._groups:
             self._groups.add(text)
             if len(self._groups) > MAX_GROUPS:

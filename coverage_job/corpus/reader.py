@@ -234,11 +234,11 @@ class PieceReader:
         """Arrow batches with their first row's number, for formats that are Arrow or like it."""
         if self._tables is not None:
             return self._tables
-        columns = list(self.source.columns)
+        columns, presence = self.source.columns, self.source.presence
         if self.source.format == "parquet":
-            return formats.parquet_batches(self.piece, columns)
+            return formats.parquet_batches(self.piece, columns, presence)
         if self.source.format == "arrow":
-            return formats.arrow_batches(self.piece.path, columns)
+            return formats.arrow_batches(self.piece.path, columns, presence)
         return None
 
     def rows(self) -> Iterator[Row]:

@@ -31,7 +31,17 @@ _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _REASONING_PARTS = frozenset({"reasoning", "thinking"})
 _MEDIA = frozenset({"image", "images", "image_url", "input_image", "audio", "audios", "audio_url",
                     "input_audio", "video", "videos", "video_url"})  # fmt: skip
-_MEDIA_FIELDS = ("images", "image", "audios", "audio", "videos", "video")
+# Fields of a record beside its messages; whether they hold anything is all that is asked.
+MEDIA_FIELDS = ("images", "image", "audios", "audio", "videos", "video")
+
+
+def role_key(role: Any) -> str:
+    """A role as it is looked up: whatever its letters' case.
+
+    >>> role_key(" Assistant") in SUPERVISED_ROLES
+    True
+    """
+    return str(role).strip().lower()
 
 
 class RecordError(Exception):
@@ -41,8 +51,9 @@ class RecordError(Exception):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        # A template's own message may be of several lines; a reason is one.
+        self.reason = " ".join(reason.split()) if len(reason.splitlines()) > 1 else reason
+        super().__init__(self.reason)
 
 
 @dataclass(slots=True)
@@ -169,7 +180,7 @@ def to_dialogue(record: dict[str, Any], source: Source) -> Dialogue:
     extra = record.get("chat_template_kwargs")
     if isinstance(extra, dict):
         dialogue.extra = extra
-    if any(record.get(name) for name in _MEDIA_FIELDS):
+    if any(record.get(name) for name in MEDIA_FIELDS):
         dialogue.notes.append("images, audio or video, of which the text alone is counted")
     return dialogue
 
@@ -213,14 +224,15 @@ def _add_message(dialogue: Dialogue, message: Any) -> None:
         content = message.get("value")
     if not isinstance(role, str):
         raise RecordError(f"missing field: {place} has no role")
-    role = role.strip().lower()
+    said, role = role, role_key(role)
     calls = message.get("tool_calls") or None
     reasoning = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
     if calls:
         dialogue.outside.add("tool calls")
     if reasoning:
         dialogue.outside.add("reasoning")
-    out: dict[str, Any] = {"role": _TEMPLATE_ROLES.get(role, role)}
+    # The template gets the record's own spelling, as the trainer's does: it may know `assistant` alone.
+    out: dict[str, Any] = {"role": _TEMPLATE_ROLES.get(role, said)}
     texts: list[str]
     if isinstance(content, str):
         texts = [content]
@@ -349,8 +361,12 @@ def _add(dialogue: Dialogue, role: str, text: str) -> None:
     _add_message(dialogue, {"role": role, "content": text})
 
 
+def _begins_with_system(dialogue: Dialogue) -> bool:
+    return bool(dialogue.messages) and role_key(dialogue.messages[0]["role"]) == "system"
+
+
 def _add_system(dialogue: Dialogue, text: Any) -> None:
-    if text is None or text == "" or (dialogue.messages and dialogue.messages[0]["role"] == "system"):
+    if text is None or text == "" or _begins_with_system(dialogue):
         return
     if not isinstance(text, str):
         raise RecordError("wrong type: field 'system' is no text")
@@ -420,8 +436,8 @@ def _add_preference(dialogue: Dialogue, record: dict[str, Any], source: Source) 
         for message in chosen:
             _add_message(whole, message)
         n = len(dialogue.messages)
-        if [(m["role"], m["content"]) for m in whole.messages[:n]] == [
-            (m["role"], m["content"]) for m in dialogue.messages
+        if [(role_key(m["role"]), m["content"]) for m in whole.messages[:n]] == [
+            (role_key(m["role"]), m["content"]) for m in dialogue.messages
         ]:
             for attribute in ("messages", "texts", "supervised", "weights", "notes"):
                 setattr(dialogue, attribute, getattr(whole, attribute))

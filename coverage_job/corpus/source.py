@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -14,7 +14,8 @@ from coverage_job.config import Corpus, Job, RecordPolicy, TrainOn
 from coverage_job.corpus import formats, streams, token_files
 from coverage_job.corpus.lines import line_blocks
 from coverage_job.corpus.plan import FileInfo, corpus_format
-from coverage_job.errors import BadFileError, CorpusError
+from coverage_job.corpus.shapes import MEDIA_FIELDS
+from coverage_job.errors import BadFileError, CorpusError, did_you_mean
 from coverage_job.schemas import Stage
 
 _SAMPLE_RECORDS = 100
@@ -35,6 +36,7 @@ class Source:
 
     Field names are None where the shape has no such field. `labels` and `loss_mask` are None where
     the records have none. columns: the fields that are read of formats that can leave others out.
+    presence: further ones of these, of which it is only asked whether they hold anything.
     decided: one line for the reader of a report. warnings: lines of the same kind.
     """
 
@@ -62,6 +64,7 @@ class Source:
     max_bad_fraction: float
     train_on: TrainOn
     columns: tuple[str, ...]
+    presence: tuple[str, ...]
     decided: str
     warnings: tuple[str, ...] = ()
 
@@ -80,7 +83,8 @@ class Source:
     @classmethod
     def from_json(cls, text: str) -> Source:
         data = json.loads(text)
-        return cls(**data | {"columns": tuple(data["columns"]), "warnings": tuple(data["warnings"])})
+        lists = {name: tuple(data[name]) for name in ("columns", "presence", "warnings")}
+        return cls(**data | lists)
 
 
 @dataclass(frozen=True)
@@ -301,7 +305,8 @@ def decide_shape(corpus: Corpus, fields: Fields) -> _Decision:
         if all(wanted):
             if missing := [w for w in wanted if w not in fields]:
                 raise CorpusError(
-                    f"{name}: no field {missing[0]!r} ({key}: in the job); the fields are: {_listed(fields)}"
+                    f"{name}: no field {missing[0]!r} ({key}: in the job){did_you_mean(missing[0], fields)}; "
+                    f"the fields are: {_listed(fields)}"
                 )
             return _named_shape(corpus, fields, shape)
     found: list[_Decision] = []
@@ -393,12 +398,20 @@ def _sample(corpus: Corpus, kind: str, files: list[FileInfo], policy: RecordPoli
 
 def _sample_file(info: FileInfo, kind: str, limit: int) -> Fields:
     if kind == "parquet":
-        return fields_of_schema(formats.open_parquet(info.path).schema_arrow)
+        return _fields_of_columns(formats.open_parquet(info.path).schema_arrow, info.path)
     if kind == "arrow":
-        return fields_of_schema(formats.arrow_schema(info.path))
+        return _fields_of_columns(formats.arrow_schema(info.path), info.path)
     rows = islice(_sample_rows(info, kind, limit), _SAMPLE_LINES)
     records = (row.value for row in rows if isinstance(row.value, dict))
     return fields_of_records(islice(records, _SAMPLE_RECORDS))
+
+
+def _fields_of_columns(schema: pa.Schema, path: str) -> Fields:
+    fields = fields_of_schema(schema)
+    if len(fields) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise BadFileError(f"{path}: two columns are named {twice!r}; give each a name of its own")
+    return fields
 
 
 def _sample_rows(info: FileInfo, kind: str, limit: int) -> Iterator[formats.Row]:
@@ -451,7 +464,7 @@ def resolve_fields(corpus: Corpus, job: Job, kind: str, fields: Fields) -> Sourc
     for key, name in (("language_field", corpus.language_field), ("group_by", corpus.group_by)):
         if name is not None and name not in fields:
             raise CorpusError(
-                f"corpus {corpus.name}: no field {name!r} ({key}: in the job); "
+                f"corpus {corpus.name}: no field {name!r} ({key}: in the job){did_you_mean(name, fields)}; "
                 f"the fields are: {_listed(fields)}"
             )
     return _source(corpus, job, kind, decision, fields)
@@ -491,7 +504,8 @@ def _source(corpus: Corpus, job: Job, kind: str, decision: _Decision, fields: Fi
         if corpus.loss_mask is not None:
             if corpus.loss_mask not in fields:
                 raise CorpusError(
-                    f"corpus {corpus.name}: no field {corpus.loss_mask!r} (loss_mask: in the job); "
+                    f"corpus {corpus.name}: no field {corpus.loss_mask!r} (loss_mask: in the job)"
+                    f"{did_you_mean(corpus.loss_mask, fields)}; "
                     f"the fields are: {_listed(fields)}"
                 )
             loss_mask = corpus.loss_mask
@@ -499,7 +513,8 @@ def _source(corpus: Corpus, job: Job, kind: str, decision: _Decision, fields: Fi
             labels = corpus.labels
         elif "labels" in corpus.model_fields_set:
             raise CorpusError(
-                f"corpus {corpus.name}: no field {corpus.labels!r} (labels: in the job); "
+                f"corpus {corpus.name}: no field {corpus.labels!r} (labels: in the job)"
+                f"{did_you_mean(corpus.labels, fields)}; "
                 f"the fields are: {_listed(fields)}"
             )
         else:
@@ -541,10 +556,13 @@ def _source(corpus: Corpus, job: Job, kind: str, decision: _Decision, fields: Fi
         max_bad_fraction=policy.max_bad_fraction,
         train_on=corpus.train_on,
         columns=(),
+        presence=(),
         decided=f"format {kind}, shape {shape} ({why})",
         warnings=tuple(warnings),
     )
-    return Source(**asdict(source) | {"columns": _columns(source), "warnings": source.warnings})
+    columns = _columns(source)
+    presence = tuple(n for n in MEDIA_FIELDS if n not in columns) if source.dialogues else ()
+    return replace(source, columns=columns, presence=presence)
 
 
 def _columns(source: Source) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def audit_without_template(
     audit: MaskAudit, dialogue: shapes.Dialogue, special: re.Pattern[str], place: str
 ) -> None:
     """Adds to the mask audit what a dialogue shows of itself where no template renders it."""
-    roles = [str(m["role"]) for m in dialogue.messages]
+    roles = [shapes.role_key(m["role"]) for m in dialogue.messages]
     lost = sum(len(m.get("tool_calls") or ()) for m in dialogue.messages)
     found = Rendered(
         b"",

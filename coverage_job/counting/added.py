@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from coverage_job.counting.bpe_model import SPACE
-from coverage_job.counting.compiled import compiled, inlined
+from coverage_job.counting.compiled import compiled, get, inlined
 from coverage_job.counting.patterns import Unsupported
 from coverage_job.counting.split import decode
 
@@ -73,11 +73,24 @@ def _trie(literals: dict[bytes, int]) -> tuple[Array, Array]:
 
 
 @inlined
+def _may_begin(text, at, first):
+    """Whether an added token may begin at one of the 8 bytes from `at` on."""
+    found = get(first, get(text, at)) | get(first, get(text, at + 1))
+    found |= get(first, get(text, at + 2)) | get(first, get(text, at + 3))
+    found |= get(first, get(text, at + 4)) | get(first, get(text, at + 5))
+    return (found | get(first, get(text, at + 6)) | get(first, get(text, at + 7))) != 0
+
+
+@inlined
 def _next_match(text, at, end, nodes, first):
     """(start, end, id) of the leftmost and there longest added token in text[at:end]; start is -1 where
     none."""
     while at < end:
-        node = np.int64(first[text[at]])
+        while at + 8 <= end and not _may_begin(text, at, first):
+            at += 8
+        if at == end:
+            break
+        node = np.int64(get(first, get(text, at)))
         best = np.int64(-1)
         token = np.int64(-1)
         place = at

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES
+from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES, find_used, index_merges
 from coverage_job.counting.patterns import CODE_POINTS, Unsupported
 from coverage_job.counting.table import LONG
 from coverage_job.tokenizer.byte_alphabet import BYTES
@@ -52,6 +52,7 @@ def byte_model(model: dict[str, Any]) -> dict[str, Array]:
         widths[i] = len(data)
     if len(widths) > MAX_IDS or len(merges) > MAX_MERGES or widths.max() > LONG:
         raise Unsupported("its vocabulary is too large")
+    merges = _used(merges, spelled, single)
     whole = (
         {data.decode(): i for i, data in spelled.items() if is_text(data)}
         if model.get("ignore_merges")
@@ -62,10 +63,49 @@ def byte_model(model: dict[str, Any]) -> dict[str, Array]:
         "merges": merges,
         "widths": widths,
         "spans": widths,
-        "symbols": np.zeros(0, np.int32),
+        "symbols": _whole_characters(merges, spelled, single),
         **word_list("whole", whole),
         **_spanned(products),
     }
+
+
+def _used(merges: Array, spelled: dict[int, bytes], single: Array) -> Array:
+    """The merges that can ever be made, in order."""
+    texts = [spelled[i] for i in np.unique(merges[:, 2]).tolist() if i in spelled]
+    used = np.zeros(len(merges), np.bool_)
+    find_used(
+        np.frombuffer(b"".join(texts), np.uint8),
+        np.cumsum([0] + [len(t) for t in texts]),
+        single,
+        index_merges(merges),
+        np.ascontiguousarray(merges[:, 2]),
+        used,
+    )
+    return merges[used]
+
+
+def _whole_characters(merges: Array, spelled: dict[int, bytes], single: Array) -> Array:
+    """int32[0x110000]: the token that the bytes of a character become before any merge could take that token
+    further, -1 where there is none. Text may begin with it wherever no product tears the character."""
+    symbols = np.full(CODE_POINTS, -1, np.int32)
+    symbols[:0x80] = single[:0x80]
+    ranks = {(left, right): rank for rank, (left, right, _) in enumerate(merges.tolist())}
+    first_use = np.full(int(max(spelled)) + 1, len(merges))
+    for side in (0, 1):
+        np.minimum.at(first_use, merges[:, side], np.arange(len(merges)))
+    for i, data in spelled.items():
+        if not (2 <= len(data) <= 4 and is_text(data) and len(data.decode()) == 1):
+            continue
+        parts, last = [int(single[b]) for b in data], -1
+        while len(parts) > 1:
+            rank, at = min((ranks.get(pair, len(ranks)), k) for k, pair in enumerate(pairwise(parts)))
+            if rank == len(ranks):
+                break
+            last = max(last, rank)
+            parts[at : at + 2] = [int(merges[rank, 2])]
+        if parts == [i] and first_use[i] > last:
+            symbols[ord(data.decode())] = i
+    return symbols
 
 
 def is_text(data: bytes) -> bool:
@@ -144,7 +184,8 @@ def _spanned(products: Iterable[bytes]) -> dict[str, Array]:
     kept by groups: characters that end (begin) with the same such bytes.
 
     Returns `pairs`, a Bloom-like set of keys left << 21 | right of one bit each: one wrongly found only
-    means a cut less; and `groups` uint32[0x110000]: left group << 16 | right group, 0 where none.
+    means a cut less; `groups` uint32[0x110000]: left group << 16 | right group, 0 where none; and `torn`, as
+    `pairs`, where the product begins or ends inside one of the two.
     """
     pairs: set[tuple[int, int]] = set()
     heads: set[tuple[bytes, int]] = set()
@@ -182,15 +223,19 @@ def _spanned(products: Iterable[bytes]) -> dict[str, Array]:
     tails_by: dict[bytes, list[int]] = {}
     for c, t in tails:
         tails_by.setdefault(t, []).append(c)
-    keys = set(pairs)
+    torn: set[tuple[int, int]] = set()
     for g, members in enumerate(left_groups, 1):
-        keys.update((GROUPS_FROM + g, c) for h in members for c in heads_by.get(h, ()))
+        torn.update((GROUPS_FROM + g, c) for h in members for c in heads_by.get(h, ()))
         for k, others in enumerate(right_groups, 1):
             if any((h, t) in both for h in members for t in others):
-                keys.add((GROUPS_FROM + g, GROUPS_FROM + k))
+                torn.add((GROUPS_FROM + g, GROUPS_FROM + k))
     for k, others in enumerate(right_groups, 1):
-        keys.update((c, GROUPS_FROM + k) for t in others for c in tails_by.get(t, ()))
-    return {"pairs": _bits(keys), "groups": left_of << np.uint32(16) | right_of}
+        torn.update((c, GROUPS_FROM + k) for t in others for c in tails_by.get(t, ()))
+    return {
+        "pairs": _bits(pairs | torn),
+        "torn": _bits(torn),
+        "groups": left_of << np.uint32(16) | right_of,
+    }
 
 
 def _groups(parts: set[bytes], ends: bool) -> tuple[npt.NDArray[np.uint32], list[frozenset[bytes]]]:

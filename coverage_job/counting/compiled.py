@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numba
+import numpy as np
 
 from coverage_job.cache import cache_folder
 
@@ -42,3 +43,21 @@ def inlined(function: Function) -> Function:
     """A part of compiled functions that a call would slow down: an array travels as seven arguments."""
     made: Function = numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function)
     return made
+
+
+@inlined
+def get(array, at):  # type: ignore[no-untyped-def]
+    """array[at], where `at` is known not to be negative: a signed index is else tested for it each time."""
+    return array[np.uint64(at)]
+
+
+@inlined
+def get_from(array, row, column):  # type: ignore[no-untyped-def]
+    """array[row, column], as `get`."""
+    return array[np.uint64(row), np.uint64(column)]
+
+
+@inlined
+def put(array, at, value):  # type: ignore[no-untyped-def]
+    """array[at] = value, where `at` is known not to be negative."""
+    array[np.uint64(at)] = value

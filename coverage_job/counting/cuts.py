@@ -28,7 +28,7 @@ from coverage_job.counting.patterns import CODE_POINTS, Bools, Unsupported
 from coverage_job.counting.words import word_model
 
 # Raised whenever what is derived changes; a cached file of another version is derived anew.
-FORMAT = 3
+FORMAT = 4
 
 Array = npt.NDArray[Any]
 

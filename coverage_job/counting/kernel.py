@@ -314,6 +314,8 @@ def _model(cuts: Cuts) -> scan.Model:
         width=arrays["steps"].shape[1],
         pairs=arrays["pairs"],
         pair_shift=64 - (8 * len(arrays["pairs"]) - 1).bit_length(),
+        torn=arrays["torn"],
+        torn_shift=64 - (8 * len(arrays["torn"]) - 1).bit_length(),
         groups=arrays["groups"],
         run=scan.RUN if len(starts) else 0,
         family={"byte_bpe": scan.BYTES, "char_bpe": scan.CHARACTERS, "words": scan.WORDS}[

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coverage_job.counting.bpe import SHORT, merge_long, merge_short
-from coverage_job.counting.compiled import compiled, inlined
+from coverage_job.counting.bpe import BLOCK, LANES, SHORT, Lanes, merge_long, merge_together, new_lanes
+from coverage_job.counting.compiled import compiled, get, get_from, inlined, put
 from coverage_job.counting.split import decode, find_tokens, find_tokens_by_steps
 from coverage_job.counting.table import LONG, LOW_BYTES, hash_long, keep, key_of, look_up, word, word_up_to
 
@@ -48,14 +48,14 @@ class Model(NamedTuple):
     width: int  # classes + 1
     pairs: Any  # uint8[bits / 8]
     pair_shift: int
+    torn: Any  # uint8[bits / 8]
+    torn_shift: int
     groups: Any  # uint32[0x110000]
     run: int  # bytes of a pre-token past which all pairs are tested
     family: int  # BYTES or CHARACTERS are merged, WORDS are looked up piece by piece
     start_kind: int  # of a chunk that begins a pre-token: WHOLE where it is all of it, FIRST, or PART
     single: Any  # int32[256], the symbols of bytes
-    symbols: (
-        Any  # int32[0x110000], those of characters (-1: as bytes); of size 0 where all text begins as bytes
-    )
+    symbols: Any  # int32[0x110000], those of characters (-1: as bytes)
     widths: Any  # int32[rows], the symbols that a token was merged from
     spans: Any  # int32[rows], a token's bytes, or characters where text begins as those (-1: a byte)
     merges: Any  # see bpe.index_merges
@@ -103,6 +103,7 @@ class Group(NamedTuple):
     found: Any
     token_ends: Any  # pre-tokens found ahead
     levels: Any  # see split.find_tokens_by_steps
+    lanes: Lanes  # room to encode what is not in the table
 
 
 def new_group() -> Group:
@@ -117,6 +118,7 @@ def new_group() -> Group:
         found=int64s[3],
         token_ends=int64s[4],
         levels=np.full((16, 3), -1, np.int64),
+        lanes=new_lanes(LONG + 1),
     )
 
 
@@ -132,14 +134,14 @@ STATE_SIZE = 17
 def _has(pairs, shift, left, right):
     key = ((np.uint64(left) << np.uint64(21)) | np.uint64(right)) * _HASH
     bit = np.int64(key >> np.uint64(shift))
-    return (pairs[bit >> 3] >> (bit & 7)) & 1 != 0
+    return (get(pairs, bit >> 3) >> (bit & 7)) & 1 != 0
 
 
 @inlined
 def _spanned(pairs, shift, groups, left, right):
     """Whether a product may span the two characters. All is looked up, which is cheaper than to foresee."""
-    by_left = np.int64(groups[left] >> np.uint32(16))
-    by_right = np.int64(groups[right] & np.uint32(0xFFFF))
+    by_left = np.int64(get(groups, left) >> np.uint32(16))
+    by_right = np.int64(get(groups, right) & np.uint32(0xFFFF))
     return (
         _has(pairs, shift, left, right)
         | ((by_left != 0) & _has(pairs, shift, 0x110000 + by_left, right))
@@ -163,7 +165,7 @@ def _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, ends
         right, size = decode(text, place)
         tested = (left >= DENSE) | (right >= DENSE) | (place - token_start >= run)
         # Written always, counted where it is a cut.
-        ends[n] = place
+        put(ends, n, place)
         n += np.int64(tested & (not _spanned(pairs, shift, groups, left, right)))
         left = right
         place += size
@@ -190,29 +192,37 @@ def _cut(model, batch, state, group):
     token, n_tokens = state[TOKEN], state[TOKENS]
     n_pieces = len(pieces) - 1
     n_levels = len(starts)
-    safe = len(text) - 16
+    safe = len(text) - RUN  # from here on a word may be read beyond the text
     n = 0
     tokens = bytes_kept = np.int64(0)
     last = False
     state[FIRST_PIECE] = piece
     while n < GROUP:
         if at >= token_end:
-            # Short pre-tokens without dense characters, by far the most in many texts.
+            # Pre-tokens that are not cut: short ones without dense characters, by far the most in many texts.
             while token < n_tokens and n < GROUP:
-                end = token_ends[token]
+                end = get(token_ends, token)
                 size = end - at
-                if size > 16 or at > safe:
+                if (size > RUN) | (at > safe):
                     break
-                first = word(text, at) & LOW_BYTES[min(size, 8)]
-                second = word(text, at + 8) & LOW_BYTES[max(size - 8, 0)]
+                one, two = word(text, at), word(text, at + 8)
+                first = one & get(LOW_BYTES, min(size, 8))
+                second = two & get(LOW_BYTES, min(max(size - 8, 0), 8))
                 if _has_long_character(first) | _has_long_character(second):
                     break
-                chunk_starts[n] = at
-                chunk_ends[n] = end
-                kinds[n] = start_kind
-                firsts[n] = first
-                seconds[n] = second
-                tags[n] = np.uint64(size + 1) | (np.uint64(start_kind) << np.uint64(32))
+                if size > 16:
+                    three = word(text, at + 16) & get(LOW_BYTES, min(size - 16, 8))
+                    four = word(text, at + 24) & get(LOW_BYTES, max(size - 24, 0))
+                    if _has_long_character(three) | _has_long_character(four):
+                        break
+                    first, second = hash_long(text, at, end), np.uint64(0)
+                    bytes_kept += size
+                put(chunk_starts, n, at)
+                put(chunk_ends, n, end)
+                put(kinds, n, start_kind)
+                put(firsts, n, first)
+                put(seconds, n, second)
+                put(tags, n, np.uint64(size + 1) | (np.uint64(start_kind) << np.uint64(32)))
                 tokens += size + 1
                 n += 1
                 token += 1
@@ -268,24 +278,26 @@ def _cut(model, batch, state, group):
         n = _cut_token(pairs, shift, groups, run, text, token_start, token_end, at, chunk_ends, n)
         is_long = False
         while i < n:
-            end = chunk_ends[i]
+            end = get(chunk_ends, i)
             size = end - at
             first = second = np.uint64(0)
             if size <= 16:
-                first = word_up_to(text, at, end)
-                if size > 8:
-                    second = word_up_to(text, at + 8, end)
+                if at <= safe:
+                    first = word(text, at) & get(LOW_BYTES, min(size, 8))
+                    second = word(text, at + 8) & get(LOW_BYTES, max(size - 8, 0))
+                else:
+                    first, second = word_up_to(text, at, end), word_up_to(text, at + 8, end)
             elif size <= LONG:
                 first = hash_long(text, at, end)
                 bytes_kept += size
             kind = PART
             if at == token_start and (end == token_end or start_kind == FIRST):
                 kind = start_kind
-            chunk_starts[i] = at
-            kinds[i] = kind
-            firsts[i] = first
-            seconds[i] = second
-            tags[i] = np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32))
+            put(chunk_starts, i, at)
+            put(kinds, i, kind)
+            put(firsts, i, first)
+            put(seconds, i, second)
+            put(tags, i, np.uint64(size + 1) | (np.uint64(kind) << np.uint64(32)))
             tokens += size + 1
             i += 1
             at = end
@@ -304,39 +316,63 @@ def _cut(model, batch, state, group):
     state[LAST] = last
 
 
-@compiled
-def _merged(single, symbols_of, widths, merges, products, text, start, end, kind, symbols, ranks):
-    """Merge text[start:end] by itself; its ids are left in `symbols` (room: its bytes + 1). Returns how
-    many."""
-    n = 0
-    if len(symbols_of) == 0:
+@inlined
+def _torn(torn, shift, groups, left, right):
+    """Whether a product may span the two characters and begin or end inside one of them."""
+    by_left = np.int64(get(groups, left) >> np.uint32(16))
+    by_right = np.int64(get(groups, right) & np.uint32(0xFFFF))
+    return (
+        ((by_left != 0) & _has(torn, shift, 0x110000 + by_left, right))
+        | ((by_right != 0) & _has(torn, shift, left, 0x110000 + by_right))
+        | ((by_left != 0) & (by_right != 0) & _has(torn, shift, 0x110000 + by_left, 0x110000 + by_right))
+    )
+
+
+@inlined
+def _spell(single, symbols_of, torn, shift, groups, family, text, start, end, kind, symbols, n):
+    """Write the symbols of text[start:end] from n on (room: its bytes + 1), of which each is a character or a
+    byte; returns the end of what is written."""
+    if kind == FIRST:
+        symbols[n] = symbols_of[0x20]
+        n += 1
+    is_plain = True
+    for i in range(start, end):
+        is_plain &= get(text, i) < 0x80
+    if family == BYTES and (is_plain or end - start > SHORT):
+        # Long chunks are merged by the widths of tokens in bytes.
         for i in range(start, end):
-            symbols[n] = single[text[i]]
+            put(symbols, n, get(single, get(text, i)))
             n += 1
-    else:
-        if kind == FIRST:
-            symbols[0] = symbols_of[0x20]
-            n = 1
-        at = start
-        while at < end:
-            point, size = decode(text, at)
-            if symbols_of[point] >= 0:
-                symbols[n] = symbols_of[point]
+        return n
+    at = start
+    point, size = decode(text, at)
+    left_torn = False
+    while at < end:
+        after = at + size
+        right_torn = False
+        following = np.int64(0)
+        size = np.int64(0)
+        if after < end:
+            following, size = decode(text, after)
+            if (family == BYTES) & ((point >= 0x80) | (following >= 0x80)):
+                right_torn = _torn(torn, shift, groups, point, following)
+        symbol = get(symbols_of, point)
+        if (symbol >= 0) & (not left_torn) & (not right_torn):
+            put(symbols, n, symbol)
+            n += 1
+        else:
+            for i in range(at, after):
+                put(symbols, n, get(single, get(text, i)))
                 n += 1
-            else:
-                for i in range(at, at + size):
-                    symbols[n] = single[text[i]]
-                    n += 1
-            at += size
-    if n > SHORT:
-        return merge_long(symbols, n, widths, merges, products)
-    return merge_short(symbols, n, ranks, merges, products)
+        left_torn = right_torn
+        at, point = after, following
+    return n
 
 
 @compiled
 def _pieces(words, word_bytes, becomes, becomes_bytes, unknown, most, text, start, end, symbols):
-    """WordPiece: the longest entry that begins the word, then the longest that goes on, and so on; as
-    `_merged`."""
+    """WordPiece: the longest entry that begins the word, then the longest that goes on, and so on; its
+    ids are left in `symbols`. Returns how many."""
     room = np.empty(4 * most + 16, np.uint8)
     n = characters = 0
     at = start
@@ -424,70 +460,117 @@ def _find(rows, kept, text, group, n):
     firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
     missing = 0
     for i in range(n):
-        if kinds[i] >= 0:
-            row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, starts[i])
-            found[i] = row
-            if rows[row, 2] == 0:
-                found[i] = -1
-                missing += 1
+        if get(kinds, i) >= 0:
+            first, second, tag = get(firsts, i), get(seconds, i), get(tags, i)
+            row = look_up(rows, kept, first, second, tag, text, get(starts, i))
+            is_there = get_from(rows, row, 2) != 0
+            put(found, i, row if is_there else -1)
+            missing += not is_there
     return missing
+
+
+@compiled
+def _add_some(model, vocabulary, table, text, group, m):
+    """Encode and keep the chunks lanes.chunks[:m], in steps that each make cache misses of their own."""
+    starts, ends, kinds = group.starts, group.ends, group.kinds
+    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
+    rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
+    words, word_bytes = vocabulary.rows, vocabulary.bytes
+    single, characters, groups = model.single, model.symbols, model.groups
+    torn, shift, family = model.torn, model.torn_shift, model.family
+    lanes = group.lanes
+    chunks, symbols, begins, counts = lanes.chunks, lanes.symbols, lanes.begins, lanes.counts
+    for j in range(m):
+        i = chunks[j]
+        counts[j] = 0
+        if kinds[i] == WHOLE:
+            entry = look_up(words, word_bytes, firsts[i], seconds[i], tags[i], text, starts[i])
+            if words[entry, 2] != 0:
+                counts[j] = 1
+                lanes.ranks[j] = np.int32(words[entry, 3])
+    end = n_active = np.int64(0)
+    for j in range(m):
+        i = chunks[j]
+        begins[j] = end
+        if counts[j] == 1:
+            symbols[end] = lanes.ranks[j]
+            end += 1
+        elif family == WORDS:
+            counts[j] = _pieces(
+                words,
+                word_bytes,
+                model.becomes,
+                model.becomes_bytes,
+                model.unknown,
+                model.most_characters,
+                text,
+                starts[i],
+                ends[i],
+                symbols[end:],
+            )
+            end += counts[j]
+        else:
+            n = _spell(
+                single,
+                characters,
+                torn,
+                shift,
+                groups,
+                family,
+                text,
+                starts[i],
+                ends[i],
+                kinds[i],
+                symbols,
+                end,
+            )
+            n -= end
+            counts[j] = n
+            if n > SHORT:
+                counts[j] = merge_long(symbols[end:], n, model.widths, model.merges, model.products)
+            else:
+                lanes.active[n_active] = j
+                n_active += 1
+            end += n + BLOCK
+    merge_together(lanes, n_active, model.merges, model.products)
+    for j in range(m):
+        i = chunks[j]
+        first, second, tag = firsts[i], seconds[i], tags[i]
+        # It may be there by now: the same chunk may come twice in a group.
+        row = look_up(rows, kept, first, second, tag, text, starts[i])
+        if rows[row, 2] == 0:
+            keep(
+                rows,
+                kept,
+                table_ids,
+                used,
+                row,
+                first,
+                second,
+                tag,
+                text,
+                starts[i],
+                symbols,
+                begins[j],
+                counts[j],
+            )
+        found[i] = row
 
 
 @compiled
 def _add(model, vocabulary, table, text, group, n):
     """Encode and keep the chunks that are not in the table."""
-    starts, ends, kinds = group.starts, group.ends, group.kinds
-    firsts, seconds, tags, found = group.firsts, group.seconds, group.tags, group.found
-    rows, kept, table_ids, used = table.rows, table.bytes, table.ids, table.used
-    words, word_bytes = vocabulary.rows, vocabulary.bytes
-    single, symbols_of, widths = model.single, model.symbols, model.widths
-    merges, products, family = model.merges, model.products, model.family
-    symbols = np.empty(LONG + 1, np.int32)
-    ranks = np.empty(SHORT, np.int32)
+    kinds, found, lanes = group.kinds, group.found, group.lanes
+    m = 0
     for i in range(n):
-        if kinds[i] < 0 or found[i] >= 0:
-            continue
-        start = starts[i]
-        # It may be there by now: the same chunk may come twice in a group.
-        row = look_up(rows, kept, firsts[i], seconds[i], tags[i], text, start)
-        if rows[row, 2] == 0:
-            count = 0
-            if kinds[i] == WHOLE:
-                entry = look_up(words, word_bytes, firsts[i], seconds[i], tags[i], text, start)
-                if words[entry, 2] != 0:
-                    symbols[0] = np.int32(words[entry, 3])
-                    count = 1
-            if family == WORDS:
-                count = _pieces(
-                    words,
-                    word_bytes,
-                    model.becomes,
-                    model.becomes_bytes,
-                    model.unknown,
-                    model.most_characters,
-                    text,
-                    start,
-                    ends[i],
-                    symbols,
-                )
-            elif count == 0:
-                count = _merged(
-                    single,
-                    symbols_of,
-                    widths,
-                    merges,
-                    products,
-                    text,
-                    start,
-                    ends[i],
-                    kinds[i],
-                    symbols,
-                    ranks,
-                )
-            keep(
-                rows, kept, table_ids, used, row, firsts[i], seconds[i], tags[i], text, start, symbols, count
-            )
-        found[i] = row
+        if kinds[i] >= 0 and found[i] < 0:
+            lanes.chunks[m] = i
+            m += 1
+            if m == LANES:
+                _add_some(model, vocabulary, table, text, group, m)
+                m = 0
+    if m > 0:
+        _add_some(model, vocabulary, table, text, group, m)
 
 
 @compiled
@@ -506,19 +589,21 @@ def _encode_long(model, vocabulary, text, start, end, kind, symbols):
             end,
             symbols,
         )
-    return _merged(
+    n = _spell(
         model.single,
         model.symbols,
-        model.widths,
-        model.merges,
-        model.products,
+        model.torn,
+        model.torn_shift,
+        model.groups,
+        model.family,
         text,
         start,
         end,
         kind,
         symbols,
-        np.empty(0, np.int32),
+        0,
     )
+    return merge_long(symbols, n, model.widths, model.merges, model.products)
 
 
 @compiled
@@ -526,7 +611,7 @@ def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_end
     """Write the ids of n chunks; returns the end of what is written."""
     kinds, found, starts = group.kinds, group.found, group.starts
     for i in range(n):
-        if kinds[i] < 0:
+        if get(kinds, i) < 0:
             if kinds[i] == END_OF_PIECE:
                 piece_ends[piece] = base + t
                 piece += 1
@@ -534,18 +619,17 @@ def _emit(rows, table_ids, group, n, piece, base, matches, out_ids, t, piece_end
                 out_ids[t] = matches[starts[i], 2]
                 t += 1
             continue
-        row = found[i]
-        count = np.int64(rows[row, 2] >> np.uint64(48))
-        value = rows[row, 3]
-        if count == 1:
-            out_ids[t] = np.int32(value)
-        elif count == 2:
-            out_ids[t] = np.int32(value & np.uint64(0xFFFFFFFF))
-            out_ids[t + 1] = np.int32(value >> np.uint64(32))
+        row = get(found, i)
+        count = np.int64(get_from(rows, row, 2) >> np.uint64(48))
+        value = get_from(rows, row, 3)
+        if count <= 2:
+            # Two are written; there is room, and the next chunk writes over what is too much.
+            put(out_ids, t, np.int32(value & np.uint64(0xFFFFFFFF)))
+            put(out_ids, t + 1, np.int32(value >> np.uint64(32)))
         else:
             place = np.int64(value)
             for j in range(count):
-                out_ids[t + j] = table_ids[place + j]
+                put(out_ids, t + j, get(table_ids, place + j))
         t += count
     return t
 

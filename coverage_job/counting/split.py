@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from coverage_job.counting.compiled import compiled, inlined
+from coverage_job.counting.compiled import compiled, get, inlined, put
 
 MATCH, BORDER, STOP = 1, 2, 4
 
@@ -40,23 +40,24 @@ def lay_out(
 
 
 @inlined
+def _low_bits(text, at):
+    return np.int64(get(text, at)) & 0x3F
+
+
+@inlined
 def decode(text, at):
     """(code point, bytes) of the character at `at`, in valid UTF-8."""
-    b = np.int64(text[at])
+    b = np.int64(get(text, at))
     if b < 0x80:
         point, size = b, 1
     elif b < 0xE0:
-        point, size = ((b & 0x1F) << 6) | (np.int64(text[at + 1]) & 0x3F), 2
+        point, size = ((b & 0x1F) << 6) | _low_bits(text, at + 1), 2
     elif b < 0xF0:
-        point = ((b & 0x0F) << 12) | ((np.int64(text[at + 1]) & 0x3F) << 6) | (np.int64(text[at + 2]) & 0x3F)
+        point = ((b & 0x0F) << 12) | (_low_bits(text, at + 1) << 6) | _low_bits(text, at + 2)
         size = 3
     else:
-        point = (
-            ((b & 0x07) << 18)
-            | ((np.int64(text[at + 1]) & 0x3F) << 12)
-            | ((np.int64(text[at + 2]) & 0x3F) << 6)
-            | (np.int64(text[at + 3]) & 0x3F)
-        )
+        point = ((b & 0x07) << 18) | (_low_bits(text, at + 1) << 12)
+        point |= (_low_bits(text, at + 2) << 6) | _low_bits(text, at + 3)
         size = 4
     return point, size
 
@@ -68,7 +69,7 @@ def _match(classes, steps, start, width, text, at, limit):
     end = np.int64(-1)
     while at < limit:
         point, size = decode(text, at)
-        step = np.int64(steps[state + classes[point]])
+        step = np.int64(get(steps, state + get(classes, point)))
         if step & MATCH:
             end = at
         if step & (BORDER | STOP):
@@ -106,14 +107,14 @@ def find_tokens(classes, steps, start, width, text, at, limit, ends):
         stopped = False
         while at < limit and n < most:
             point, size = decode(text, at)
-            step = np.int64(steps[state + classes[point]])
+            step = np.int64(get(steps, state + get(classes, point)))
             if step & MATCH:
                 end = at
             if step & STOP:
                 stopped = True
                 break
             # Written always, counted where it is one.
-            ends[n] = at
+            put(ends, n, at)
             border = (step >> 1) & 1
             n += border
             if border:

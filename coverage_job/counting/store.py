@@ -33,7 +33,7 @@ from coverage_job.schemas import PARTIAL
 from coverage_job.storage import join, list_folder, parquet_bytes, read_bytes, write_bytes
 
 # Raised when parts of another version cannot be used.
-FORMAT = 2
+FORMAT = 3
 _REPORT = b"coverage_job.report"
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coverage_job.counting.compiled import compiled, inlined
+from coverage_job.counting.compiled import compiled, get, get_from, inlined
 
 LONG = 2048  # bytes past which a chunk is encoded each time, not kept
 
@@ -39,14 +39,14 @@ def word(text, at):
     # The compiler makes one load of this.
     u = np.uint64
     return (
-        u(text[at])
-        | (u(text[at + 1]) << u(8))
-        | (u(text[at + 2]) << u(16))
-        | (u(text[at + 3]) << u(24))
-        | (u(text[at + 4]) << u(32))
-        | (u(text[at + 5]) << u(40))
-        | (u(text[at + 6]) << u(48))
-        | (u(text[at + 7]) << u(56))
+        u(get(text, at))
+        | (u(get(text, at + 1)) << u(8))
+        | (u(get(text, at + 2)) << u(16))
+        | (u(get(text, at + 3)) << u(24))
+        | (u(get(text, at + 4)) << u(32))
+        | (u(get(text, at + 5)) << u(40))
+        | (u(get(text, at + 6)) << u(48))
+        | (u(get(text, at + 7)) << u(56))
     )
 
 
@@ -55,8 +55,7 @@ def word_up_to(text, at, end):
     """Up to 8 bytes of text[at:end], never reading past the array."""
     n = end - at
     if at + 8 <= len(text):
-        w = word(text, at)
-        return w if n >= 8 else w & LOW_BYTES[n]
+        return word(text, at) & get(LOW_BYTES, min(max(n, 0), 8))
     w = np.uint64(0)
     for i in range(min(n, 8)):
         w |= np.uint64(text[at + i]) << np.uint64(8 * i)
@@ -88,9 +87,9 @@ def _home(first, second, tag):
     return _mix(first ^ (tag * _K2), second)
 
 
-@compiled
-def keep(rows, kept, table_ids, used, row, first, second, tag, text, start, ids, n):
-    """Fill an empty row with a chunk (its length in `tag`) and its ids."""
+@inlined
+def keep(rows, kept, table_ids, used, row, first, second, tag, text, start, ids, at, n):
+    """Fill an empty row with a chunk (its length in `tag`) and its ids[at : at + n]."""
     length = np.int64(tag & np.uint64(0xFFFFFFFF)) - 1
     rows[row, 0] = first
     if length > 16:
@@ -104,12 +103,12 @@ def keep(rows, kept, table_ids, used, row, first, second, tag, text, start, ids,
     if n <= 2:
         value = np.uint64(0)
         for i in range(n):
-            value |= np.uint64(ids[i]) << np.uint64(32 * i)
+            value |= np.uint64(ids[at + i]) << np.uint64(32 * i)
         rows[row, 3] = value
     else:
         rows[row, 3] = np.uint64(used[2])
         for i in range(n):
-            table_ids[used[2] + i] = ids[i]
+            table_ids[used[2] + i] = ids[at + i]
         used[2] += n
     used[0] += 1
 
@@ -121,18 +120,18 @@ def look_up(rows, kept, first, second, tag, text, start):
     length = np.int64(tag & np.uint64(0xFFFFFFFF)) - 1
     row = np.int64(_home(first, np.uint64(0) if length > 16 else second, tag)) & mask
     while True:
-        found = rows[row, 2]
+        found = get_from(rows, row, 2)
         if found == 0:
             return row
-        if (found & TAG) == tag and rows[row, 0] == first:
+        if ((found & TAG) == tag) & (get_from(rows, row, 0) == first):
             if length <= 16:
-                if rows[row, 1] == second:
+                if get_from(rows, row, 1) == second:
                     return row
             else:
-                place = np.int64(rows[row, 1])
+                place = np.int64(get_from(rows, row, 1))
                 same = True
                 for i in range(length):
-                    if kept[place + i] != text[start + i]:
+                    if get(kept, place + i) != get(text, start + i):
                         same = False
                         break
                 if same:
@@ -171,7 +170,8 @@ def preload(table, texts, ends, ids, kind):
                 tag,
                 texts,
                 start,
-                ids[i : i + 1],
+                ids,
+                i,
                 1,
             )
 

@@ -290,7 +290,13 @@ class _Counter:
     def _keep(self, entry: PieceReport) -> None:
         self._histogram.keep()
         entry.tokens, entry.supervised_tokens = self._tokens.tolist()
-        if not self._own.source.pretraining:
+        source = self._own.source
+        if not source.pretraining:
+            if source.shape == "tokens":
+                stats = entry.stats
+                self._mask_audit.add_labels(stats.labelled, stats.shifted_labels, stats.file)
+                if not (source.labels or source.loss_mask):
+                    self._mask_audit.add_unlabelled(stats.documents, stats.file)
             entry.mask_audit = self._mask_audit.to_dict()
             entry.mixed = self._mixed.to_dict()
         self._begin()

@@ -101,6 +101,7 @@ def word_model(config: dict[str, Any], tokenizer: Tokenizer) -> tuple[dict[str, 
         "unsettled": unsettled,
         # Never cut inside a word: every pair counts as spanned.
         "pairs": np.full(1, 0xFF, np.uint8),
+        "torn": np.full(1, 0xFF, np.uint8),
         "groups": np.zeros(CODE_POINTS, np.uint32),
         **word_list("whole", begins),
         **word_list("inner", goes_on),

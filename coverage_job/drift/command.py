@@ -24,7 +24,15 @@ from coverage_job.drift import explain
 from coverage_job.drift.diagnose import Group, diagnose, sum_of_learning_rates
 from coverage_job.drift.indicators import candidates, unused_indicators
 from coverage_job.drift.neighbours import nearest, overlap
-from coverage_job.drift.score import Float64, Int64, Progress, RowScores, resolve_device, score_rows
+from coverage_job.drift.score import (
+    Float64,
+    Int64,
+    Progress,
+    RowScores,
+    fitted,
+    resolve_device,
+    score_rows,
+)
 from coverage_job.drift.summary import COSINE_NOTE, new_neighbours, summarize
 from coverage_job.errors import CheckpointError, JobError, StorageError
 from coverage_job.schemas import DRIFT, DRIFT_COLUMNS, FORMAT_VERSION, Kind, Reachability
@@ -100,7 +108,8 @@ def run_drift(
     vocabulary: schema VOCABULARY; not needed with `run_directory`, whose coverage table has it.
     neighbours: `drifted` (rows under cosine 0.95; of one checkpoint its under-trained ones), `all`, `none`.
     target: the share of drifted rows that the calibrated minimum keeps below.
-    row_map: int64[after rows], the row of `before` with the same token, -1 for none; default: the same id.
+    row_map: int64[up to the after rows], the row of `before` with the same token, -1 for none; default: the
+    same id.
     Raises CheckpointError, RunDirectoryError, StorageError or JobError with the way out.
     """
     if storage.exists(output):
@@ -134,6 +143,7 @@ def score_checkpoints(
     old = open_checkpoint(before, lm_head, embedding) if before is not None else None
     notes: list[str] = []
     scores: dict[str, RowScores] = {}
+    row_map = fitted(row_map, max((m.shape[0] for r in ROLES if (m := new.matrix(r)) is not None), default=0))
     for role in ROLES:
         matrix, base = new.matrix(role), old.matrix(role) if old is not None else None
         if matrix is None or (old is not None and base is None):

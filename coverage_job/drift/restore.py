@@ -18,7 +18,7 @@ from coverage_job.checkpoint.files import UInt8
 from coverage_job.checkpoint.matrix import Matrix
 from coverage_job.checkpoint.read import Checkpoint, open_checkpoint
 from coverage_job.checkpoint.write import Region, copy_folder
-from coverage_job.drift.score import Int64, check_comparable
+from coverage_job.drift.score import Int64, check_comparable, fitted
 from coverage_job.errors import CheckpointError, JobError
 
 DEFAULT_TOKENS = "posttraining_supervised_occurrences = 0 AND lm_head_cosine < 0.95"
@@ -84,15 +84,19 @@ def restore(
     ids = choose_tokens(storage.read_parquet(storage.join(run_directory, "coverage.parquet")), tokens)
     old, new = open_checkpoint(before, lm_head), open_checkpoint(after, lm_head)
     base, target = _matrices(old, new)
+    row_map = fitted(row_map, target.shape[0])
     check_comparable(base, target, row_map)
     sources = np.full(len(ids), -1, dtype=np.int64)
     present = ids < target.shape[0]
     sources[present] = ids[present] if row_map is None else row_map[ids[present]]
     missing = int(((sources < 0) | (sources >= base.shape[0])).sum())
     if missing:
+        example = f"token_id < {min(base.shape[0], target.shape[0])}"
+        if row_map is not None:
+            example = "lm_head_cosine IS NOT NULL"  # of tokens without a counterpart drift gives none
         raise CheckpointError(
             f"restore: {missing} of the {len(ids)} chosen tokens have no row in both checkpoints; "
-            f"leave them out of --tokens, for example with token_id < {min(base.shape[0], target.shape[0])}"
+            f"leave them out of --tokens, for example with {example}"
         )
     widened = base.dtype in ("F16", "BF16") and target.dtype in ("F32", "F64")
     exact = blend == 1 and (base.dtype == target.dtype or widened)

@@ -100,6 +100,15 @@ def check_comparable(before: Matrix, after: Matrix, row_map: Int64 | None) -> No
         )
 
 
+def fitted(row_map: Int64 | None, rows: int) -> Int64 | None:
+    """A map of a tokenizer's rows as one of a matrix: rows past the tokenizer's hold no token."""
+    if row_map is None or len(row_map) >= rows:
+        return row_map
+    padded = np.full(rows, -1, np.int64)
+    padded[: len(row_map)] = row_map
+    return padded
+
+
 def score_rows(
     before: Matrix | None,
     after: Matrix,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from threading import Thread
+from multiprocessing import forkserver
 from typing import TypeVar
 
 import pyarrow as pa
@@ -39,6 +41,20 @@ def _run(task: Task[T], item: T) -> bytes:
     return result
 
 
+def _start_fork_server() -> None:
+    """Start it deaf to Ctrl-C, which reaches all processes of a terminal: the driver alone answers it.
+
+    Workers inherit that, and print no traceback of their own, not even while they are still importing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _end_with_parent() -> None:
     """A worker's first act: to end when its driver does, however that was ended."""
     parent = multiprocessing.parent_process()
@@ -48,7 +64,7 @@ def _end_with_parent() -> None:
             parent.join()
             os._exit(1)
 
-    Thread(target=wait_for_end, daemon=True).start()
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 def _read(stream: bytes) -> Iterator[pa.RecordBatch]:
@@ -94,9 +110,11 @@ class LocalEngine:
             return
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
+        _start_fork_server()
         pool = ProcessPoolExecutor(
             min(self.workers, len(items)), mp_context=context, initializer=_end_with_parent
         )
+        others = set(multiprocessing.active_children())
         waiting: set[Future[bytes]] = set()
         queue = iter(items)
         try:
@@ -115,5 +133,10 @@ class LocalEngine:
                 "a worker process was killed, most likely for memory: use fewer --set engine.workers, "
                 "or a smaller engine.split_bytes or engine.cache_mib"
             ) from None
+        except (KeyboardInterrupt, SystemExit):
+            # Whoever stops a run does not wait for the tasks at hand.
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -5,6 +5,7 @@ The DataFrame API alone is used, so that Spark Connect and managed clusters work
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import os
 import pickle
@@ -13,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -37,6 +40,10 @@ _BATCH_BYTES = 64 << 20
 _PACKED = "packed binary"
 # A task's error that a user can mend crosses the JVM as text between these marks.
 _MARK = "@coverage_job@"
+
+
+# Of pyspark's: not for whoever counts, who installed what this package asked for.
+warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
 
 
 def java_version() -> int | None:
@@ -232,10 +239,21 @@ class SparkEngine:
         return next(_unpack(packed)).schema
 
     def count_table(
-        self, task: TableTask, name: str, columns: Sequence[str], done: Done
+        self, task: TableTask, name: str, columns: Sequence[str], presence: Sequence[str], done: Done
     ) -> tuple[pa.Table, list[str]]:
-        """Count a table's rows in one pass, one task per partition; otherwise as `count`."""
-        frame = self.session.table(name).select(*[f"`{c}`" for c in columns])
+        """Count a table's rows in one pass, one task per partition; otherwise as `count`.
+
+        columns, presence: of the table's columns those that are read, and those of which a task is only
+        told whether they hold anything; names that the table lacks are passed over.
+        """
+        table = self.session.table(name)
+        tests = {"array": "size(`{}`) > 0", "string": "length(`{}`) > 0", "binary": "length(`{}`) > 0"}
+        read = [f"`{c}`" for c in columns if c in table.columns]
+        for c, kind in table.dtypes:
+            if c in presence:
+                test = tests.get(kind.partition("<")[0], "`{}` IS NOT NULL")
+                read.append(f"{test.format(c)} AS `{c}`")
+        frame = table.selectExpr(*read)
         output = frame.mapInArrow(partial(_run_table, task), _ddl(TASK_OUTPUT))
         return self._sum(output, 0, done)
 
@@ -310,7 +328,7 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
             "spark.driver.maxResultSize": "0",
             "spark.sql.shuffle.partitions": str(4 * cores),
         }
-        for key, value in (defaults | conf).items():
+        for key, value in (defaults | _quiet(conf)).items():
             builder = builder.config(key, value)
     else:
         for key, value in conf.items():
@@ -323,6 +341,24 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
         session.sparkContext.setLogLevel("ERROR")
     _bound_batches(session)
     return session
+
+
+def _quiet(conf: dict[str, str]) -> dict[str, str]:
+    """Settings under which the driver's JVM logs errors alone, from its first line.
+
+    `setLogLevel` comes too late for what is said at the start. Who has a logging configuration keeps it.
+    """
+    key = "spark.driver.extraJavaOptions"
+    own = conf.get(key, "")
+    home = os.environ.get("SPARK_HOME")
+    kept = home is not None and os.path.exists(os.path.join(home, "conf", "log4j2.properties"))
+    if kept or "SPARK_CONF_DIR" in os.environ or "log4j" in own:
+        return conf
+    path = importlib.resources.files("coverage_job.engines") / "log4j2.properties"
+    # Inside a zip, as an executor may get the package, there is no file to name.
+    if not isinstance(path, Path):
+        return conf
+    return conf | {key: f'{own} "-Dlog4j2.configurationFile={path.as_uri()}"'.strip()}
 
 
 def _bound_batches(session: Any) -> None:

@@ -71,7 +71,7 @@ class Counted:
 def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Counted:
     """One pass over every corpus, on an engine. Raises CorpusError past the job's limits for bad input."""
     spec = count_spec(plan, ids_of(vocabulary, OPEN), steps)
-    with steps.step("plan splits"):
+    with steps.step("plan splits", "cut the files into splits"):
         stored = {c.corpus.name: _stored(c, plan, steps) for c in plan.corpora}
     corpora = {name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items()}
     spec = replace(spec, corpora=corpora)
@@ -97,7 +97,7 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         with steps.step(f"count {c.corpus.name}") as step:
             task = partial(count_table, spec, c.corpus.name)
             more, texts = spark_of(engine, c.corpus).count_table(
-                task, c.corpus.table, c.source.columns, step.advance
+                task, c.corpus.table, c.source.columns, c.source.presence, step.advance
             )
         counts = pa.concat_tables([counts, more])
         reports += map(orjson.loads, texts)
@@ -238,7 +238,7 @@ def _without_counts(report: dict[str, Any]) -> dict[str, Any]:
 def count_spec(plan: Plan, sought: tuple[int, ...], steps: Steps) -> CountSpec:
     """What workers need to count the corpora of a plan. sought: ids for which a text is sought."""
     options = plan.job.engine
-    with steps.step("cuts"):
+    with steps.step("cuts", "learn where text may be cut (kept for the next run)"):
         cuts = b"" if options.kernel == "reference" else cuts_bytes(plan.tokenizer)
     return CountSpec(
         tokenizer=plan.tokenizer,
@@ -253,7 +253,7 @@ def count_spec(plan: Plan, sought: tuple[int, ...], steps: Steps) -> CountSpec:
 def compile_here(spec: CountSpec, engine: Engine, steps: Steps) -> None:
     """Compile the kernel once in this process: workers of this machine then find it in the cache."""
     if not isinstance(engine, SparkEngine) or engine.local:
-        with steps.step("compile"):
+        with steps.step("compile", "compile the counting code (kept for the next run)"):
             kernel_of(spec)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -68,12 +69,25 @@ def open_engine(name: str, job: Job, steps: Steps) -> Engine:
     return SparkEngine(options.master, options.conf, options.workers)
 
 
-def make_plan(job: Job, engine: Engine, steps: Steps) -> Plan:
+def open_to_look(name: str, job: Job, steps: Steps) -> AbstractContextManager[Engine | None]:
+    """What planning alone needs: a Spark session where the job names a table of one, else no engine."""
+    if any(c.table is not None for c in job.corpora):
+        return open_engine(name, job, steps)
+    return nullcontext()
+
+
+def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
     """Find the tokenizer and the files, decide how they are read. Raises for whatever cannot be found."""
-    steps.say(f"engine: {engine.describe()}")
+    if engine is not None:
+        steps.say(f"engine: {engine.describe()}")
     with steps.step("plan"):
         tokenizer = describe(job.tokenizer)
-        rows = max(tokenizer.rows, job.model_vocab_size or 0)
+        rows = job.model_vocab_size or tokenizer.rows
+        if rows < tokenizer.rows:
+            raise JobError(
+                f"model_vocab_size: {rows:,} is under the tokenizer's {tokenizer.rows:,} rows (its highest "
+                "id + 1); give the rows of the model's matrix, or leave the key out"
+            )
         corpora = []
         for corpus in job.corpora:
             if corpus.document_end is not None and not 0 <= corpus.document_end < rows:
@@ -104,7 +118,7 @@ def make_plan(job: Job, engine: Engine, steps: Steps) -> Plan:
     return Plan(job, tokenizer, rows, corpora, datetime.now(timezone.utc))
 
 
-def spark_of(engine: Engine, corpus: Corpus) -> SparkEngine:
+def spark_of(engine: Engine | None, corpus: Corpus) -> SparkEngine:
     if not isinstance(engine, SparkEngine):
         raise EngineError(f"corpus {corpus.name} is a Spark table: use --engine spark")
     return engine

@@ -35,11 +35,11 @@ def preflight(plan: Plan, engine: Engine, steps: Steps) -> None:
     if not isinstance(engine, SparkEngine):
         return
     if engine.in_driver:
-        steps.say(f"preflight: nobody to ask, {engine.master} runs tasks in the driver's own environment")
+        steps.say(f"preflight: not needed, {engine.master} counts in this very environment")
         return
     firsts = [(f"corpus {c.corpus.name}", c.files[0].path, False) for c in plan.corpora if c.files]
     files = (("tokenizer", plan.tokenizer.path, True), *firsts)
-    with steps.step("preflight"):
+    with steps.step("preflight", "ask the executors"):
         if plan.job.store is None:
             found = engine.preflight(Question(files))
         else:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import chain, count
+from typing import Any
 
 import numpy as np
 import orjson
 
+from coverage_job.config import Job, is_remote
 from coverage_job.errors import RemedyError, StorageError
 from coverage_job.pipeline.counts import compile_here, count_spec
 from coverage_job.pipeline.opened import OpenedRun
@@ -34,7 +38,7 @@ def new_directory(path: str) -> None:
 def repeat(
     run_directory: str, output: str, *, scope: str, by_ids: bool, options: RepeatOptions, steps: Steps
 ) -> str:
-    """Write the verified repeat set; returns the line that says how it stands."""
+    """Write the verified repeat set; returns what to print: how it stands, and how to count it."""
     new_directory(output)
     opened = OpenedRun.open(run_directory)
     coverage = opened.coverage()
@@ -44,8 +48,8 @@ def repeat(
             f"{run_directory}: no token in scope {scope} needs a target; there is nothing to write"
         )
     counter = DialogueCounter(opened.renderer(), opened.kernel(), opened.rows, options.max_length)
-    with steps.step("build"):
-        result = build(coverage, asked, opened.tokenizer, counter, options)
+    with steps.step("build", total=sum(asked.values()), unit="targets") as step:
+        result = build(coverage, asked, opened.tokenizer, counter, options, step.reach)
     rows = []
     if by_ids:
         wanted = {m.token_id: result.asked[m.token_id] for m in result.missing}
@@ -61,7 +65,31 @@ def repeat(
         summary = repeat_files.prove(
             output, coverage, result, measure=options.measure, counter=counter, by_ids=bool(rows)
         )
-    return summary.line()
+    parts = []
+    if result.dialogues:
+        parts.append(("repeat", repeat_files.JSONL, {"shape": "messages"}))
+    if rows:
+        parts.append(("repeat_ids", repeat_files.IDS, {"shape": "tokens"}))
+    return summary.line() + _to_add(opened.job, output, Stage.POSTTRAINING, parts)
+
+
+def _to_add(job: Job, output: str, stage: Stage, parts: list[tuple[str, str, dict[str, Any]]]) -> str:
+    """What was written, and the entries that count it, as they go into the job file.
+
+    parts: per file, a name for the corpus, the file's name, and further keys.
+    """
+    taken = {c.name for c in job.corpora}
+    lines = []
+    for name, file, keys in parts:
+        free = next(n for n in chain([name], (f"{name}{i}" for i in count(2))) if n not in taken)
+        path = join(output, file)
+        # The job file's folder is not this one.
+        path = path if is_remote(path) else os.path.abspath(path)
+        entry = {"name": free, "stage": stage.value, "path": path, **keys}
+        # JSON of one line is YAML too, whatever stands in a path.
+        values = ", ".join(f"{key}: {orjson.dumps(value).decode()}" for key, value in entry.items())
+        lines.append(f"  - {{{values}}}")
+    return "\n".join([f"\nwritten in {output}; to count it, add to the job file:", "corpora:", *lines])
 
 
 def protect(run_directory: str, output: str) -> str:
@@ -76,7 +104,7 @@ def protect(run_directory: str, output: str) -> str:
 
 
 def mix(run_directory: str, output: str, *, engine_name: str, options: MixOptions, steps: Steps) -> str:
-    """Choose and write pre-training documents that cover what is short; returns the line that says so."""
+    """Choose and write pre-training documents that cover what is short; returns what to print."""
     new_directory(output)
     opened = OpenedRun.open(run_directory)
     coverage = opened.coverage()
@@ -95,6 +123,7 @@ def mix(run_directory: str, output: str, *, engine_name: str, options: MixOption
         with ExitStack() as stack:
 
             def phase(name: str, total: int) -> Callable[[], None]:
+                stack.close()  # the phase before is over
                 return stack.enter_context(steps.step(name, total=total, unit="tasks")).advance
 
             documents = mix_files.collect(
@@ -103,7 +132,14 @@ def mix(run_directory: str, output: str, *, engine_name: str, options: MixOption
     mix_files.write(output, documents)
     with steps.step("count again"):
         summary = mix_files.prove(output, coverage, opened.kernel(), options.budget_tokens)
-    return summary.line()
+    parts = [("mix", mix_files.JSONL, {"shape": "text", "mixed_in": 1})]
+    said = summary.line() + _to_add(opened.job, output, Stage.PRETRAINING, parts)
+    if opened.job.coverage.measure != "expected_updates":
+        said += (
+            f"\n# mixed_in lifts no status under coverage.measure: {opened.job.coverage.measure}; "
+            "expected_updates counts it"
+        )
+    return said
 
 
 def prune(

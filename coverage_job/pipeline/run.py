@@ -16,8 +16,9 @@ from rich.console import RenderableType
 from coverage_job import __version__
 from coverage_job.checks import Facts, evaluate
 from coverage_job.config import DriftOptions, Job
+from coverage_job.corpus.documents import Int64
 from coverage_job.corpus.reader import BadRecord
-from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise
+from coverage_job.coverage import Weight, conform, coverage_table, join_counts, judge, summarise, unmatched
 from coverage_job.drift.command import DriftResult, Scored, analyse, score_checkpoints
 from coverage_job.pipeline.counts import OPEN, Counted, count, ids_of
 from coverage_job.pipeline.history import baseline_among, earlier_runs, trend
@@ -30,8 +31,9 @@ from coverage_job.report import tables
 from coverage_job.report.page import PageData, page
 from coverage_job.schemas import BAD_RECORDS, MIXED_SCRIPT, VOCABULARY, Stage
 from coverage_job.storage import RunWriter, mask_settings, mask_text, mask_urls, refuse_existing
+from coverage_job.tokenizer.compare import row_map
 from coverage_job.tokenizer.labels import with_counted_languages
-from coverage_job.tokenizer.load import load
+from coverage_job.tokenizer.load import describe, load
 from coverage_job.tokenizer.vocabulary import raise_contextual, vocabulary_table
 
 
@@ -70,15 +72,15 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
         plan = make_plan(job, engine, steps)
         other = compare_with_pretraining(plan, steps)
         preflight(plan, engine, steps)
-        with steps.step("vocabulary"):
+        with steps.step("vocabulary", "explain the vocabulary (kept for the next run)"):
             vocabulary = vocabulary_table(plan.tokenizer, job.model_vocab_size, job.labels)
         # The driver scores checkpoints while the executors count.
         with ThreadPoolExecutor(1) as pool:
             if job.drift is not None:
-                scoring = pool.submit(_score, job.drift)
+                scoring = pool.submit(_score, job.drift, _moved(plan))
             counted = count(plan, vocabulary, engine, steps)
         engine_text = engine.describe()
-    with steps.step("cover"):
+    with steps.step("cover", "join counts and vocabulary"):
         vocabulary = _counted_languages(_raise_seen(vocabulary, counted, plan), counted.histogram)
         judged = judge(
             join_counts(vocabulary, counted.histogram, _weights(job)), job.coverage, _template_ids(plan)
@@ -103,6 +105,7 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     info = _run_info(plan, counted, engine_text, steps) | {
         "totals": _totals(summary),
         "pretraining_tokenizer": other,
+        "warnings": _warnings(job, judged),
     }
     writer = RunWriter.create(job.output, directory)
     name = writer.path.rstrip("/").rsplit("/", 1)[-1]
@@ -136,13 +139,20 @@ def run(job: Job, engine_name: str, directory: str | None, steps: Steps) -> Resu
     return Result(writer.path, printed, any(r.verdict == "fail" for r in results))
 
 
-def _score(options: DriftOptions) -> Scored:
+def _moved(plan: Plan) -> Int64 | None:
+    """Where the base's tokenizer is another one: its row of each token."""
+    before = plan.job.pretraining_tokenizer
+    return None if before is None else row_map(describe(before), plan.tokenizer)
+
+
+def _score(options: DriftOptions, rows: Int64 | None) -> Scored:
     return score_checkpoints(
         options.before,
         options.after,
         lm_head=options.lm_head,
         embedding=options.embedding,
         device=options.device,
+        row_map=rows,
     )
 
 
@@ -157,6 +167,33 @@ def _template_ids(plan: Plan) -> set[int]:
         named = [text for variable, text in c.template.tokens if variable in source]
         found |= {i for text, i in special.items() if text in source or text in named}
     return found
+
+
+def _warnings(job: Job, tokens: pl.DataFrame) -> list[str]:
+    """What the job asks for and the run cannot give: lines for whoever wrote it.
+
+    tokens: columns of schema VOCABULARY.
+    """
+    said = []
+    mixed = [c.name for c in job.corpora if c.mixed_in]
+    if mixed and job.coverage.measure != "expected_updates":
+        said.append(
+            f"mixed_in of {', '.join(mixed)} lifts no status under coverage.measure: {job.coverage.measure}; "
+            "expected_updates counts it"
+        )
+    for key, options in (
+        ("coverage.exempt", job.coverage.exempt),
+        ("remedies.exclude", job.remedies.exclude),
+    ):
+        if lost := unmatched(options, tokens):
+            more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+            said.append(f"{key}: no token has {', '.join(lost[:5])}{more}")
+    texts = [t for t in job.labels.seo_spam if t]
+    if texts:
+        held = tokens["token_bytes"].to_list()
+        if lost := [repr(t) for t in texts if not any(t.encode() in data for data in held)]:
+            said.append(f"labels.seo_spam: no token holds {', '.join(lost[:5])}")
+    return said
 
 
 def _weights(job: Job) -> list[Weight]:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from coverage_job.corpus.documents import TextBatch
+from coverage_job.corpus.documents import Int64, TextBatch
 from coverage_job.corpus.reader import Reader
+from coverage_job.errors import JobError
+from coverage_job.pipeline.opened import OpenedRun
 from coverage_job.pipeline.plan import Plan
 from coverage_job.progress import Steps
-from coverage_job.tokenizer.compare import compare
+from coverage_job.storage import exists, join
+from coverage_job.tokenizer.compare import compare, row_map
 from coverage_job.tokenizer.load import describe
 
 # Documents of each pre-training corpus that both tokenizers encode.
@@ -42,6 +45,20 @@ def compare_with_pretraining(plan: Plan, steps: Steps) -> dict[str, Any] | None:
         "texts_differing": found.texts_differing,
         "examples": [asdict(e) for e in found.examples],
     }
+
+
+def matched_rows(before: str | None, after: str | None, run_directory: str | None) -> Int64 | None:
+    """The base's row of each token, where the two tokenizers give some of them different ids; else None.
+
+    before, after: the checkpoints' tokenizers; after may be left to the run's own.
+    """
+    if before is None:
+        return None
+    if after is not None:
+        return row_map(describe(before), describe(after))
+    if run_directory is None or not exists(join(run_directory, "run.json")):
+        raise JobError("--tokenizer-before: needs the trained model's tokenizer too; give --tokenizer")
+    return row_map(describe(before), OpenedRun.open(run_directory).spec)
 
 
 def _sample(plan: Plan) -> Iterator[str]:

@@ -46,7 +46,8 @@ _WHY = {
     Action.REPEAT_AND_MIX: "pre-training text holds it {pre} times: repeat it and mix such text in",
     Action.REPEAT: "its text is repeated",
     Action.MIX: "pre-training text holds it {pre} times: mix such text in",
-    Action.REPEAT_IDS: "only the chat template writes it: it can be a target by its id alone",
+    Action.REPEAT_IDS: "only the chat template writes it: repeat --ids makes it a target by its id; "
+    "where the model never has to write it, exempt it (coverage.exempt.token_id)",
     Action.PROTECT: "the job wants no data for it: keep its row in training",
     Action.PRUNE_CANDIDATE: "no corpus of either stage holds it",
 }

@@ -13,7 +13,7 @@ import math
 import random
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -139,10 +139,12 @@ def build(
     tokenizer: Tokenizer,
     counter: DialogueCounter,
     options: RepeatOptions | None = None,
+    reached: Callable[[int], None] = lambda targets: None,
 ) -> RepeatSet:
     """Dialogues in which each token of `asked` is a target as often as asked, as far as text can do it.
 
     coverage: the run's table. asked: token id -> times. counter: the job's chat template and kernel.
+    reached: told, now and then, how many of the targets asked for are there.
     Raises RemedyError where `max_length` leaves no room beside the template.
     """
     options = options or RepeatOptions()
@@ -156,6 +158,7 @@ def build(
     left = np.zeros(counter.rows, np.int64)
     for token_id, times in asked.items():
         left[token_id] = times
+    promised = int(left.sum())
     dialogues: list[Dialogue] = []
     total = counter.count([])
     for number, frame in enumerate(_PASSES):
@@ -163,21 +166,24 @@ def build(
         if not copies:
             break
         rng = random.Random(f"{options.seed}/{number}")
-        made = []
+        given = np.zeros_like(left)
         for at in range(max(times for _, times in copies)):
             members: dict[str, list[Unit]] = defaultdict(list)
             for unit, times in copies:
                 if times > at:
                     members[groups[unit.token_id]].append(unit)
+            made = []
             for group, chain in _round(members, tokenizer, rng, frame, options, room):
                 if group != Kind.ADDED.value:
                     _clean(chain, forbidden)
                 if chain.units:
                     made.append(_dialogue(chain, group, rng))
-        counts = counter.count(made)
-        dialogues += made
-        total += counts
-        left = np.maximum(0, left - counts.of(options.measure))
+            counts = counter.count(made)
+            dialogues += made
+            total += counts
+            given += counts.of(options.measure)
+            reached(promised - int(np.maximum(0, left - given).sum()))
+        left = np.maximum(0, left - given)
     # A template may write what no plain text gives: an end-of-turn token is a target in each dialogue.
     missing += [Missing(unit.token_id, "lost in every context tried") for unit in units]
     missing = [m for m in missing if left[m.token_id] > 0]

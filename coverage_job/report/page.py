@@ -106,6 +106,7 @@ def page(data: PageData) -> bytes:
         drift_buckets=figures.drift_by(coverage, measure) if scored else [],
         drift_languages=figures.drift_by(coverage, measure, "language") if scored else [],
         corpora=data.info.get("corpora", []),
+        warnings=data.info.get("warnings", []),
         audits=_audits(data.info.get("corpora", [])),
         recount=data.info.get("audit") or {},
         parts=[r for r in data.summary.to_pylist() if r["by"] in ("corpus", "record_language")],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -16,6 +16,7 @@ from coverage_job.checks import Result
 from coverage_job.counting.store_files import Folder
 from coverage_job.coverage import starved
 from coverage_job.progress import shown
+from coverage_job.schemas import Action
 from coverage_job.tokenizer.vocabulary import printable
 
 _LANGUAGES = 12
@@ -53,17 +54,22 @@ def size(number: float) -> str:
     raise AssertionError("unreachable")
 
 
-def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """A plain table: the first `left` columns are text, the others numbers. Cells are never markup."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", overflow="fold", header_style="dim")
+def grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], align: str = "l") -> Group:
+    """A plain table under its title. Cells are never markup.
+
+    align: `l` or `r` per column; those it does not reach are numbers, to the right.
+    """
+    table = Table(box=None, pad_edge=False)
+    for name, side in zip(columns, align.ljust(len(columns), "r"), strict=True):
+        justify: Literal["left", "right"] = "left" if side == "l" else "right"
+        table.add_column(name, justify=justify, overflow="fold", header_style="dim")
     for row in rows:
         table.add_row(*[Text(shown(cell)) for cell in row])
-    return table
+    # Apart from the table: a table's own title is folded to the table's width, however narrow that is.
+    return Group(Text(title, style="bold"), table)
 
 
-def counted(corpora: Sequence[dict[str, Any]]) -> Table:
+def counted(corpora: Sequence[dict[str, Any]]) -> RenderableType:
     """What was read, per corpus."""
     rows = [
         [
@@ -79,10 +85,10 @@ def counted(corpora: Sequence[dict[str, Any]]) -> Table:
         for c in corpora
     ]
     columns = ["corpus", "stage", "files", "size", "documents", "bad", "tokens", "supervised"]
-    return grid("Counted", columns, rows, left=2)
+    return grid("Counted", columns, rows, "ll")
 
 
-def tallies(title: str, summary: pa.Table, by: str, limit: int) -> Table:
+def tallies(title: str, summary: pa.Table, by: str, limit: int) -> RenderableType:
     """The vocabulary by one of its labels, most flagged first."""
     frame = (
         pl.DataFrame(summary)
@@ -111,7 +117,7 @@ def tallies(title: str, summary: pa.Table, by: str, limit: int) -> Table:
                 share(rest["under"][0], asked),
             ]
         )
-    return grid(title, [by, "tokens", "covered", "flagged", "of them never", "exempt", "flagged share"], rows)
+    return grid(title, [by, "tokens", "covered", "flagged", "of them never", "exempt", "share"], rows)
 
 
 def most_starved(coverage: pa.Table) -> RenderableType:
@@ -131,9 +137,7 @@ def most_starved(coverage: pa.Table) -> RenderableType:
         ]
         for r in frame.to_dicts()
     ]
-    table = grid(title, ["id", "token", "language", "category", "pre-training", "action"], rows, left=4)
-    table.columns[-1].justify = "left"
-    return table
+    return grid(title, ["id", "token", "language", "category", "pre-training", "action"], rows, "llllrl")
 
 
 def next_steps(path: str, coverage: pa.Table) -> Text:
@@ -141,16 +145,23 @@ def next_steps(path: str, coverage: pa.Table) -> Text:
     flagged = pl.DataFrame(coverage).filter(pl.col("deficit") > 0, pl.col("status") != "exempt")
     if len(flagged) == 0:
         return Text("Nothing is flagged: every reachable token is a target often enough.")
+    by_ids = flagged.filter(pl.col("action") == Action.REPEAT_IDS.value).height
     lines = [
         f"{whole(len(flagged))} {'token lacks' if len(flagged) == 1 else 'tokens lack'} "
         f"{whole(int(flagged['deficit'].sum()))} targets. Next:",
         "  a verified set of dialogues that makes each a target",
-        f"    coverage-job repeat {path} --output repeat",
+        f"    coverage-job repeat {path} --output repeat{' --ids' if by_ids else ''}",
         "  real pre-training text that holds them",
         f"    coverage-job mix {path} --output mix --budget-tokens 2000000",
         "  where the data may not change, their rows kept in training",
         f"    coverage-job protect {path} --output protect",
     ]
+    if by_ids:
+        lines += [
+            f"  {whole(by_ids)} special {'token is' if by_ids == 1 else 'tokens are'} written by the chat "
+            "template alone: a target only by --ids,",
+            "  or to be exempt (coverage.exempt.token_id) where the model never has to write it",
+        ]
     # A command is one line, however narrow the terminal, so that it can be copied.
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
@@ -163,14 +174,12 @@ def verdicts(results: Sequence[Result]) -> RenderableType:
         [r.verdict, r.name, "missing" if r.value is None else f"{r.value:g}", r.threshold, r.reason]
         for r in results
     ]
-    table = grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, left=5)
-    table.columns[2].justify = "right"
-    return table
+    return grid("Checks", ["verdict", "check", "figure", "limits", "why"], rows, "llrll")
 
 
-def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
-    """What the run warns of: masks that are not what the corpus' owner thinks, files that are missing."""
-    lines = []
+def warnings(job: Sequence[str], corpora: Sequence[dict[str, Any]]) -> RenderableType:
+    """What the run warns of: keys without effect, masks that are not as meant, files that are missing."""
+    lines = [f"  job: {text}" for text in job]
     for c in corpora:
         said = [*c["warnings"], *(f["text"] for f in c.get("mask_findings", []) if f["warns"])]
         if c["files_missing"]:
@@ -181,12 +190,10 @@ def warnings(corpora: Sequence[dict[str, Any]]) -> RenderableType:
     return Text("\n".join(["Warnings", *map(shown, lines)]) if lines else "No warnings.")
 
 
-def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> Table:
+def plan_report(rows: Sequence[tuple[str, str, int, int, int, str]]) -> RenderableType:
     """What would be read: name, stage, files, bytes, splits and how records are read, per corpus."""
     cells = [[n, stage, whole(f), size(b), whole(s), how] for n, stage, f, b, s, how in rows]
-    table = grid("Plan", ["corpus", "stage", "files", "size", "splits", "read as"], cells, left=2)
-    table.columns[-1].justify = "left"
-    return table
+    return grid("Plan", ["corpus", "stage", "files", "size", "splits", "read as"], cells, "llrrrl")
 
 
 def run_report(
@@ -196,8 +203,8 @@ def run_report(
     blank = Text("")
     tokenizer = run["tokenizer"]
     head = Text(
-        f"{whole(coverage.num_rows)} rows: {whole(tokenizer['n_base'])} base entries, "
-        f"{whole(tokenizer['n_with_added'])} with added tokens, highest id {whole(tokenizer['rows'] - 1)}"
+        f"Vocabulary: {whole(coverage.num_rows)} rows, {whole(tokenizer['n_base'])} base entries, "
+        f"{whole(tokenizer['n_with_added'])} with added ones"
     )
     return Group(
         counted(run["corpora"]),
@@ -211,7 +218,7 @@ def run_report(
         blank,
         most_starved(coverage),
         blank,
-        warnings(run["corpora"]),
+        warnings(run["warnings"], run["corpora"]),
         blank,
         verdicts(results),
         blank,
@@ -221,7 +228,8 @@ def run_report(
 
 def show(renderable: RenderableType) -> None:
     """Print to standard output."""
-    Console(highlight=False).print(renderable)
+    # Not cropped: lines that must not be folded are longer than a narrow terminal.
+    Console(highlight=False).print(renderable, crop=False)
 
 
 def store_folders(folders: Sequence[Folder]) -> RenderableType:
@@ -237,4 +245,4 @@ def store_folders(folders: Sequence[Folder]) -> RenderableType:
         )
         for f in folders
     ]
-    return grid("Store", ("corpus", "options", "parts", "snapshots", "size", "newest (UTC)"), rows, left=2)
+    return grid("Store", ("corpus", "options", "parts", "snapshots", "size", "newest (UTC)"), rows, "ll")

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 from tokenizers import Tokenizer
@@ -167,6 +169,19 @@ def compare(a: TokenizerSpec, b: TokenizerSpec, texts: Iterable[str] = (), examp
         texts_differing=differing,
         examples=kept,
     )
+
+
+def row_map(before: TokenizerSpec, after: TokenizerSpec) -> npt.NDArray[np.int64] | None:
+    """int64[after.rows]: the id in `before` of the same token, -1 where it has none or the row no token.
+
+    None where every token of `after` has its id in `before` already.
+    """
+    old, new = _by_content(load(before)), _by_content(load(after))
+    found = np.full(after.rows, -1, np.int64)
+    for token, i in new.items():
+        found[i] = old.get(token, -1)
+    ids = np.array(sorted(new.values()), np.int64)
+    return None if np.array_equal(found[ids], ids) else found
 
 
 def _by_content(tokenizer: Tokenizer) -> dict[str, int]:

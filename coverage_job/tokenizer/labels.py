@@ -10,7 +10,8 @@ import fsspec
 import polars as pl
 import yaml
 
-from coverage_job.errors import JobError
+from coverage_job.config import read_yaml
+from coverage_job.errors import JobError, did_you_mean
 from coverage_job.schemas import Decodable, Kind
 from coverage_job.tokenizer.languages import by_counts, is_guess, language_of, language_of_bytes
 from coverage_job.tokenizer.scripts import scripts_of_language
@@ -40,7 +41,7 @@ def read_rules(path: str | None = None) -> list[Rule]:
         else:
             with fsspec.open(path, "rt", encoding="utf-8") as file:
                 text = file.read()
-        tree = yaml.safe_load(text)
+        tree = read_yaml(text)
     except (OSError, ValueError) as error:
         raise JobError(f"labels.rules {name}: cannot be read ({error})") from None
     except yaml.YAMLError as error:
@@ -55,7 +56,9 @@ def _rule(item: object, where: str) -> Rule:
         raise JobError(f"{where}: `name` and `category` are needed")
     where = f"{where} ({item['name']})"
     if unknown := item.keys() - _CONDITIONS - {"name", "category"}:
-        raise JobError(f"{where}: unknown key {sorted(map(str, unknown))[0]!r}; known: {sorted(_CONDITIONS)}")
+        key = sorted(map(str, unknown))[0]
+        near = did_you_mean(key, _CONDITIONS)
+        raise JobError(f"{where}: unknown key {key!r}{near}; known: {sorted(_CONDITIONS)}")
     for key, enum in (("kind", Kind), ("decodable", Decodable)):
         values = item.get(key, [])
         if not isinstance(values, list) or not {str(v) for v in values} <= {e.value for e in enum}:

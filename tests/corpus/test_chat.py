@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coverage_job.corpus.chat import Renderer
 from coverage_job.corpus.sandbox import RenderError
-from coverage_job.corpus.shapes import Dialogue, RecordError
+from coverage_job.corpus.shapes import Dialogue, RecordError, dialogue_of
 from coverage_job.corpus.template import TemplateSpec
 from coverage_job.corpus.templated import TemplateRenderer
 from coverage_job.errors import JobError
@@ -39,6 +39,20 @@ def test_without_generation_blocks_turns_are_found() -> None:
     )
     assert spans(rendered) == ["Hello<|im_end|>", "Grüß 你好 😀<|im_end|>"]
     assert rendered.unmaskable == ""
+
+
+def test_a_template_gets_the_role_as_the_record_spells_it() -> None:
+    messages = [{"role": "User", "content": "hi"}, {"role": "ASSISTANT", "content": "Hello"}]
+    for template in (CHATML, CHATML_MARKED):
+        by_template = TemplateRenderer(renderer(template))
+        rendered = by_template.render(dialogue_of(messages))
+        text = b"".join(rendered.pieces).decode()
+        assert "<|im_start|>User\nhi" in text
+        assert "<|im_start|>ASSISTANT\nHello" in text
+        assert by_template.audit.unknown_roles == {}
+    # Without blocks the answer is found all the same; with them the template alone decides.
+    rendered = TemplateRenderer(renderer(CHATML)).render(dialogue_of(messages))
+    assert [rendered.pieces[0][a:b] for a, b in rendered.spans] == [b"Hello<|im_end|>"]
 
 
 def test_blocks_say_what_bears_loss() -> None:

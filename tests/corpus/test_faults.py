@@ -113,6 +113,15 @@ def test_csv_rows(write: Callable[..., str]) -> None:
     assert read.bad[-2].first_bytes == b"y" * 80
 
 
+def test_a_column_name_that_stands_twice_is_refused(write: Callable[..., str], tmp_path: Path) -> None:
+    with pytest.raises(BadFileError, match=r"a\.csv: line 1: the header names 'text' twice"):
+        read_all(make_job(path=write("a.csv", b"text,n,text\na,1,b\n")))
+    table = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(BadFileError, match=r"a\.parquet: two columns are named 'text'"):
+        read_all(make_job(path=str(tmp_path / "a.parquet")))
+
+
 def test_plain_text(write: Callable[..., str]) -> None:
     read = read_all(
         make_job(path=write("a.txt", b"one\n\xff\n\n" + b"x" * 99 + b"\ntwo\n"), max_record_bytes=50)
@@ -203,8 +212,8 @@ def test_only_needed_columns_are_read(write: Callable[..., str], monkeypatch: py
     seen: list[list[str]] = []
     real = formats.parquet_batches
 
-    def spy(piece: object, names: list[str]) -> object:
-        for first, batch in real(piece, names):  # type: ignore[arg-type]
+    def spy(*arguments: object) -> object:
+        for first, batch in real(*arguments):  # type: ignore[arg-type]
             seen.append(batch.schema.names)
             yield first, batch
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from coverage_job.corpus import formats
 from coverage_job.corpus.shapes import Dialogue, RecordError, Rendered, to_dialogue
 from coverage_job.corpus.source import decide_shape, fields_of_records
 from coverage_job.errors import CorpusError
@@ -134,6 +135,37 @@ def test_parquet_gives_what_jsonl_gives(write: Write, name: str) -> None:
     found = read_all(make_job(path=write("a.parquet", sink.getvalue()), stage="posttraining"))
     assert found.source.shape == shape
     assert ([p.decode() for p in found.documents[0][1]], found.documents[0][2]) == (pieces, supervised)
+
+
+MEDIA = [
+    {"messages": MESSAGES, "images": [{"bytes": b"x" * 5000, "path": None}], "audio": None},
+    {"messages": MESSAGES, "images": [], "audio": {"path": "a.wav"}},
+    {"messages": MESSAGES, "images": [], "audio": None},
+    {"messages": MESSAGES, "images": None, "audio": None},
+]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
+def test_media_beside_the_messages_are_noted_in_every_format(
+    write: Write, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = io.BytesIO()
+    table = pa.Table.from_pylist(MEDIA)
+    if form == "jsonl":
+        for record in MEDIA:
+            sink.write(orjson.dumps(record, default=lambda data: data.decode()) + b"\n")
+    elif form == "parquet":
+        pq.write_table(table, sink)
+    else:
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    seen: list[pa.RecordBatch] = []
+    rows = formats.batch_rows
+    monkeypatch.setattr(formats, "batch_rows", lambda n, batch: seen.append(batch) or rows(n, batch))
+    found = read_all(make_job(path=write(f"a.{form}", sink.getvalue()), stage="posttraining"))
+    assert found.stats[0].notes == {"images, audio or video, of which the text alone is counted": 2}
+    # What the images hold is not handed on.
+    assert all(batch.nbytes < 3000 for batch in seen)
 
 
 def test_messages_as_json_text_in_a_csv(write: Write) -> None:

@@ -152,13 +152,14 @@ def test_keys(write: Callable[..., str]) -> None:
         ("en", "web"),
         ("zho", 1),
         (5, 1.0),
+        ("150", "web"),  # Europe, of the UN's numbers
     ]
     data = b"".join(orjson.dumps({"text": "x", "lang": a, "src": b}) + b"\n" for a, b in values)
     path = write("a.jsonl", data)
     both = read_all(make_job(path=path, language_field="lang", group_by="src"))
     assert [k for k, _, _ in both.documents] == [
-        Key("pt-BR", "web"), Key("", ""), Key("", "3"), Key("en", "true"), Key("en", "web"), Key("zh", "1"),
-        Key("", "1.0"),
+        Key("pt-BR", "web"), Key("", "code"), Key("", "3"), Key("en", "true"), Key("en", "web"),
+        Key("zh", "1"), Key("", "1.0/5"), Key("", "web/150"),
     ]  # fmt: skip
     language = read_all(make_job(path=path, language_field="lang"))
     assert [k for k, _, _ in language.documents][:4] == [
@@ -173,7 +174,11 @@ def test_keys(write: Callable[..., str]) -> None:
     table = read_all(
         make_job(path=write("a.parquet", sink.getvalue()), language_field="lang", group_by="src")
     )
-    assert [k for k, _, _ in table.documents][:3] == [Key("pt-BR", "web"), Key("", ""), Key("", "3")]
+    assert [k for k, _, _ in table.documents][:3] == [
+        Key("pt-BR", "web"),
+        Key("", "code"),
+        Key("", "3"),
+    ]
 
 
 def test_too_many_groups(write: Callable[..., str]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from functools import lru_cache
 from itertools import pairwise
 
@@ -21,10 +22,12 @@ from tokenizers import (
 
 from coverage_job.config import RankFile
 from coverage_job.corpus.documents import TextBatch, TokenBatch
-from coverage_job.counting import table
+from coverage_job.counting import bpe, table
+from coverage_job.counting.bpe_model import byte_model
 from coverage_job.counting.cuts import Cuts, derive
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.tokenizer.byte_alphabet import BYTES
 from coverage_job.tokenizer.load import describe, load
 from tests.conftest import SHARED, needs_shared
 from tests.counting.texts import batches, make_batch
@@ -203,7 +206,7 @@ def test_chunks_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
         row = table.look_up(rows, kept, first, np.uint64(0), tag, texts, start)
         assert rows[row, 2] == 0
         ids = np.array([number], np.int32)
-        table.keep(rows, kept, store.ids, store.used, row, first, np.uint64(0), tag, texts, start, ids, 1)
+        table.keep(rows, kept, store.ids, store.used, row, first, np.uint64(0), tag, texts, start, ids, 0, 1)
     found = [int(rows[table.look_up(rows, kept, first, np.uint64(0), tag, texts, s), 3]) for s in (0, 20)]
     assert found == [0, 1]
 
@@ -225,35 +228,91 @@ def test_a_tokenizer_without_cuts_takes_the_reference_path() -> None:
     assert fast.counters.reference_bytes == {"its model is another": 13}
 
 
-@given(st.lists(st.integers(0, 3), min_size=0, max_size=300), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
-def test_long_and_short_merging_agree(symbols: list[int], pick: object) -> None:
-    from coverage_job.counting import bpe
-
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=bpe.SHORT), max_size=bpe.LANES),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_merging_side_by_side_and_by_a_tree_agree_with_the_definition(
+    many: list[list[int]], pick: random.Random
+) -> None:
     # Merges over a small alphabet, in an order that no training gives.
     texts = ["a", "b", "c", "d"]
     pairs: list[tuple[int, int, int]] = []
     for _ in range(40):
-        left, right = pick.randrange(len(texts)), pick.randrange(len(texts))  # type: ignore[attr-defined]
+        left, right = pick.randrange(len(texts)), pick.randrange(len(texts))
         text = texts[left] + texts[right]
         if len(text) <= 12:
             if text not in texts:
                 texts.append(text)
             pairs.append((left, right, texts.index(text)))
-    pick.shuffle(pairs)  # type: ignore[attr-defined]
+    pick.shuffle(pairs)
     merges = np.array(pairs, np.int32).reshape(-1, 3)
     index, products = bpe.index_merges(merges), np.ascontiguousarray(merges[:, 2])
     widths = np.array([len(t) for t in texts], np.int32)
-    slow = list(symbols)
     ranks = {(a, b): r for r, (a, b, _) in enumerate(pairs)}
-    while True:
-        found = [(ranks[p], i) for i, p in enumerate(pairwise(slow)) if p in ranks]
-        if not found:
-            break
+    slow = [merged(symbols, ranks, products.tolist())[0] for symbols in many]
+    lanes, end = bpe.new_lanes(bpe.SHORT), 0
+    for j, symbols in enumerate(many):
+        lanes.begins[j], lanes.counts[j], lanes.active[j] = end, len(symbols), j
+        lanes.symbols[end : end + len(symbols)] = symbols
+        end += len(symbols) + bpe.BLOCK
+    bpe.merge_together(lanes, len(many), index, products)
+    for j, (symbols, expected) in enumerate(zip(many, slow, strict=True)):
+        begin, count = lanes.begins[j], lanes.counts[j]
+        assert lanes.symbols[begin : begin + count].tolist() == expected
+        tree = np.array(symbols, np.int32)
+        n = bpe.merge_long(tree, len(symbols), widths, index, products)
+        assert tree[:n].tolist() == expected
+
+
+def merged(
+    symbols: list[int], ranks: dict[tuple[int, int], int], products: list[int]
+) -> tuple[list[int], set[int]]:
+    """Byte-pair merging as it is defined; and the ranks of the merges made."""
+    symbols, made = list(symbols), set()
+    while found := [(ranks[p], i) for i, p in enumerate(pairwise(symbols)) if p in ranks]:
         rank, at = min(found)
-        slow[at : at + 2] = [pairs[rank][2]]
-    short, long = np.array(symbols, np.int32), np.array(symbols, np.int32)
-    n_short = bpe.merge_short(short, len(symbols), np.empty(max(1, len(symbols)), np.int32), index, products)
-    n_long = bpe.merge_long(long, len(symbols), widths, index, products) if symbols else 0
-    assert short[:n_short].tolist() == slow
-    assert long[:n_long].tolist() == slow
+        made.add(rank)
+        symbols[at : at + 2] = [products[rank]]
+    return symbols, made
+
+
+@lru_cache(maxsize=1)
+def cuts_of_bytes() -> Cuts:
+    return derive(byte_level(False))
+
+
+@pytest.mark.parametrize("seed", [0, 2, 7, 13])
+def test_any_merges_in_any_order_count_as_the_reference(seed: int) -> None:
+    """Merges that tear characters, come before those they need, or are never made."""
+    pick = random.Random(seed)
+    characters = ["a", " ", "é", "ê", "я", "ж", "の", "は", "語", "가", "👍", "\u0301"]
+    spell = {byte: character for character, byte in BYTES.items()}
+    vocab = {character: i for i, character in enumerate(sorted(BYTES))}
+    lessons = ["".join(pick.choices(characters, k=pick.randint(1, 4))) for _ in range(60)]
+    merges: list[tuple[str, str]] = []
+    for lesson in lessons:
+        parts = [spell[b] for b in lesson.encode()]
+        # Learn a lesson in part, in an order of its own.
+        for _ in range(pick.randint(1, len(parts))):
+            if len(parts) > 1:
+                at = pick.randrange(len(parts) - 1)
+                pair = (parts[at], parts[at + 1])
+                parts[at : at + 2] = ["".join(pair)]
+                vocab.setdefault("".join(pair), len(vocab))
+                merges.append(pair)
+    merges = list(dict.fromkeys(merges))
+    if seed % 2:
+        pick.shuffle(merges)
+    tokenizer = byte_level(False)
+    tokenizer.model = models.BPE(vocab, merges)
+    base = cuts_of_bytes()
+    arrays = byte_model(json.loads(tokenizer.to_str())["model"])
+    assert len(arrays["merges"]) < len(merges)
+    fast = FastKernel(tokenizer, Cuts("", base.facts, base.arrays | arrays), 16)
+    reference = ReferenceKernel(tokenizer)
+    for _ in range(40):
+        documents = [["".join(pick.choices(characters, k=pick.randint(1, 30)))] for _ in range(40)]
+        batch = make_batch(documents)
+        assert_same(fast.encode(batch), reference.encode(batch))

@@ -83,3 +83,46 @@ def test_workers_end_with_their_driver(tmp_path: Path, how: signal.Signals) -> N
     for worker in left:
         os.kill(worker, signal.SIGKILL)
     assert not left
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals to a group of processes are of POSIX")
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_ends_quietly_and_leaves_nothing(
+    tmp_path: Path, how: signal.Signals, code: int
+) -> None:
+    files = [tmp_path / "0", tmp_path / "1"]
+    program = (
+        "import signal, sys\n"
+        # Whoever runs these tests may ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from coverage_job.cli import app, main\n"
+        "from coverage_job.engines.local import LocalEngine\n"
+        "from tests.engines import tasks\n"
+        "@app.command()\n"
+        "def wait() -> None:\n"
+        f"    LocalEngine(2).count(tasks.tell_and_wait, {[str(f) for f in files]}, lambda: None)\n"
+        "sys.exit(main(['wait']))"
+    )
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    try:
+        while not all(f.exists() and f.read_text() for f in files) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        # A terminal's Ctrl-C goes to the whole group, a scheduler's SIGTERM to the process it started.
+        os.killpg(driver.pid, how) if how is signal.SIGINT else driver.send_signal(how)
+        _, said = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
+    assert driver.returncode == code
+    assert said == ""
+    assert not any(alive(int(f.read_text())) for f in files)
+    assert list(temporary.iterdir()) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from coverage_job.pipeline.run import run as run_job
 from coverage_job.progress import Steps
 from coverage_job.storage import Run
 from tests.engines import tasks
-from tests.planted import write_corpora
+from tests.planted import write_corpora, write_lines
 
 pytestmark = pytest.mark.spark
 
@@ -88,6 +89,26 @@ def test_a_table_is_counted_by_the_same_code(spark: SparkEngine, tmp_path: Path)
     table = run({**tree, "corpora": corpora}, tmp_path, "spark", tmp_path / "table")
     for name in ("histogram.parquet", "coverage.parquet", "manifest.parquet"):
         assert files.table(name).equals(table.table(name)), name
+
+
+def test_a_table_of_dialogues_is_counted_as_their_file_is(spark: SparkEngine, tmp_path: Path) -> None:
+    tree = write_corpora(tmp_path)
+    lines = (tmp_path / "chat.jsonl").read_text().splitlines()
+    records = [json.loads(lines[i]) for i in (0, 2)]
+    records[0]["images"] = ["a.png"]
+    write_lines(tmp_path / "chat.jsonl", records)
+    files = run(tree, tmp_path, "spark", tmp_path / "files")
+    spark.session.read.json(str(tmp_path / "chat.jsonl")).createOrReplaceTempView("chats")
+    chat = {k: v for k, v in tree["corpora"][1].items() if k != "path"} | {"table": "chats"}
+    table = run(
+        {**tree, "corpora": [tree["corpora"][0], chat, tree["corpora"][2]]},
+        tmp_path,
+        "spark",
+        tmp_path / "table",
+    )
+    assert files.table("histogram.parquet").equals(table.table("histogram.parquet"))
+    for result in (files, table):
+        assert result.info["corpora"][1]["mask_audit"]["with_media"] == 1
 
 
 def test_a_tasks_own_error_crosses_the_jvm(spark: SparkEngine) -> None:

@@ -291,3 +291,14 @@ def test_a_real_vocabulary_keeps_the_promise():
 
 def test_units_are_hashable_values():
     assert Unit(1, "a", (1,), "") == Unit(1, "a", (1,), "")
+
+
+def test_building_tells_how_many_targets_are_there():
+    tokenizer = tiny_tokenizer("bytes")
+    told: list[int] = []
+    coverage = fabricate(tokenizer, "bytes")
+    asked = dict.fromkeys([300, 301, 302], 4)
+    made = repeat.build(coverage, asked, tokenizer, counter(tokenizer), reached=told.append)
+    assert len(told) >= 4
+    assert told == sorted(told)
+    assert told[-1] == sum(min(4, int(made.counts.occurrences[i])) for i in asked) > 0
