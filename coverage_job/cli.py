@@ -229,8 +229,17 @@ def mix(
         int, typer.Option(metavar="N", help="Tokens of all documents together, at most.", min=1)
     ],
     engine: EngineOption = EngineName.AUTO,
-    min_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a document, at least.")] = 16,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a document, at most.")] = 8192,
+    min_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a passage, at least.")] = 16,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of a passage, at most.")] = 8192,
+    passage_bytes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Longer documents are cut, where lines or sentences end, into passages of about N bytes; "
+            "0: documents stay whole.",
+        ),
+    ] = 256,
     language: Annotated[
         Optional[list[str]],
         typer.Option(metavar="LANG", help="Only documents of this language; may be repeated."),
@@ -247,7 +256,7 @@ def mix(
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Pre-training documents that cover what is short, within a budget of tokens.
+    """Pre-training text that covers what is short, within a budget of tokens.
 
     Example: coverage-job mix runs/20260101T000000Z-abc123 --output mix --budget-tokens 2000000
     """
@@ -258,6 +267,7 @@ def mix(
         budget_tokens=budget_tokens,
         min_tokens=min_tokens,
         max_tokens=max_tokens,
+        passage_bytes=passage_bytes,
         languages=tuple(language or ()),
         quality_field=quality_field,
         min_quality=min_quality,

@@ -308,7 +308,7 @@ CONFUSION = pa.schema(
     ]
 )
 
-# A candidate document of the mix: what it holds of the tokens that are short. A row with position -1
+# A candidate passage of the mix: what it holds of the tokens that are short. A row with position -1
 # says how many lines began in a piece, so that positions in a piece become positions in a file.
 MIX_CANDIDATES = pa.schema(
     [
@@ -320,20 +320,24 @@ MIX_CANDIDATES = pa.schema(
         pa.field("text_hash", pa.int64(), nullable=False),
         pa.field("ids", pa.binary(), nullable=False),
         pa.field("counts", pa.binary(), nullable=False),
+        pa.field("passage_start", pa.int64(), nullable=False),
+        pa.field("passage_end", pa.int64(), nullable=False),
     ]
 )
 
-# The text of a chosen document, with its place in the piece it was read from.
+# The text of a chosen passage, with its place in the piece it was read from.
 MIX_TEXTS = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
         pa.field("start", pa.int64(), nullable=False),
         pa.field("position", pa.int64(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
+        pa.field("passage_start", pa.int64(), nullable=False),
     ]
 )
 
-# A document of the mix; `contributes`: the tokens it was taken for, each with how many were still needed.
+# A passage of the mix, a document or a part of one: bytes [passage_start, passage_end) of its text.
+# `contributes`: the tokens it was taken for, each with how many were still needed.
 MIX = pa.schema(
     [
         pa.field("text", pa.string(), nullable=False),
@@ -346,6 +350,8 @@ MIX = pa.schema(
             pa.list_(pa.struct([pa.field("token_id", pa.int32()), pa.field("count", pa.int32())])),
             nullable=False,
         ),
+        pa.field("passage_start", pa.int64(), nullable=False),
+        pa.field("passage_end", pa.int64(), nullable=False),
     ]
 )
 

@@ -201,13 +201,15 @@ SECTIONS: list[tuple[str, str, pa.Schema, dict[str, str]]] = [
     ),
     (
         "mix.parquet",
-        "By mix: one row per document chosen.",
+        "By mix: one row per passage chosen, a document or a part of a long one.",
         schemas.MIX,
         {
-            "text": "The document.",
-            "position": "Where it is in that file.",
+            "text": "The passage.",
+            "position": "Where its document is in that file.",
             "tokens": "Its tokens.",
             "contributes": "The tokens it was taken for, each with how many were still needed.",
+            "passage_start": "Its first byte in the document's text (UTF-8).",
+            "passage_end": "The byte after its last.",
         },
     ),
     (

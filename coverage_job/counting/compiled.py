@@ -61,3 +61,9 @@ def get_from(array, row, column):  # type: ignore[no-untyped-def]
 def put(array, at, value):  # type: ignore[no-untyped-def]
     """array[at] = value, where `at` is known not to be negative."""
     array[np.uint64(at)] = value
+
+
+@inlined
+def put_to(array, row, column, value):  # type: ignore[no-untyped-def]
+    """array[row, column] = value, as `put`."""
+    array[np.uint64(row), np.uint64(column)] = value

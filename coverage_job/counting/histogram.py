@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coverage_job.corpus.documents import Int64, Key, TokenBatch
-from coverage_job.counting.compiled import compiled
+from coverage_job.counting.compiled import compiled, get, get_from, put, put_to
 from coverage_job.schemas import PARTIAL
 
 # Rows appended before they are summed; a row takes 40 bytes.
@@ -25,33 +25,42 @@ _OUTPUT_ROWS = 1 << 16
 
 _Rows = tuple[Int64, npt.NDArray[np.int64]]  # codes (key << 32 | token_id), counts int64[n, 4]
 
+# Columns of the scratch: what is counted of a token under one key, and the last document that had it, in
+# any place and as a target. A batch is bounded by bytes, so that its counts fit 32 bits.
+_OCCURRENCES, _DOCUMENTS, _SUPERVISED, _SUPERVISED_DOCUMENTS, _SEEN, _SEEN_SUPERVISED = range(6)
+_WIDTH = 8
+
 
 @compiled
-def _count(ids, documents, supervised, order, lo, hi, counts, seen, seen_supervised, stamp, touched):  # type: ignore[no-untyped-def]
-    """Counts documents order[lo:hi] into `counts`; returns how many tokens were `touched`.
+def _count(ids, documents, supervised, order, lo, hi, scratch, touched):  # type: ignore[no-untyped-def]
+    """Counts documents order[lo:hi] into `scratch`, all zeros before; returns how many tokens were `touched`.
 
-    `seen[id]` is the stamp of the last document that had the id, so documents are counted once.
+    Without branches: whether a document has had a token is as good as random. All of a token lies in one
+    row, half a cache line. `touched` has room for one more than there are tokens.
     """
     n = 0
     has_mask = len(supervised) > 0
     for i in range(lo, hi):
         document = order[i]
-        stamp += 1
+        stamp = np.int32(i - lo + 1)
         for t in range(documents[document], documents[document + 1]):
-            token = ids[t]
-            if counts[token, 0] == 0:
-                touched[n] = token
-                n += 1
-            counts[token, 0] += 1
-            if seen[token] != stamp:
-                seen[token] = stamp
-                counts[token, 1] += 1
-            if has_mask and supervised[t] != 0:
-                counts[token, 2] += 1
-                if seen_supervised[token] != stamp:
-                    seen_supervised[token] = stamp
-                    counts[token, 3] += 1
-    return n, stamp
+            token = get(ids, t)
+            put(touched, n, token)
+            occurrences = get_from(scratch, token, _OCCURRENCES)
+            n += occurrences == 0
+            put_to(scratch, token, _OCCURRENCES, occurrences + 1)
+            new = get_from(scratch, token, _SEEN) != stamp
+            put_to(scratch, token, _DOCUMENTS, get_from(scratch, token, _DOCUMENTS) + new)
+            put_to(scratch, token, _SEEN, stamp)
+            if has_mask:
+                target = get(supervised, t) != 0
+                last = get_from(scratch, token, _SEEN_SUPERVISED)
+                counted = get_from(scratch, token, _SUPERVISED) + target
+                put_to(scratch, token, _SUPERVISED, counted)
+                counted = get_from(scratch, token, _SUPERVISED_DOCUMENTS) + (target & (last != stamp))
+                put_to(scratch, token, _SUPERVISED_DOCUMENTS, counted)
+                put_to(scratch, token, _SEEN_SUPERVISED, stamp if target else last)
+    return n
 
 
 def _compact(blocks: list[_Rows]) -> list[_Rows]:
@@ -74,11 +83,8 @@ class Histogram:
     """
 
     def __init__(self, rows: int) -> None:
-        self._counts = np.zeros((rows, 4), np.int64)
-        self._seen = np.zeros(rows, np.int64)
-        self._seen_supervised = np.zeros(rows, np.int64)
-        self._touched = np.empty(rows, np.int32)
-        self._stamp = 0
+        self._scratch = np.zeros((rows, _WIDTH), np.int32)
+        self._touched = np.empty(rows + 1, np.int32)
         self._kept: list[_Rows] = []
         self._open: list[_Rows] = []
         self._size_at_last_sum = 0
@@ -92,24 +98,12 @@ class Histogram:
         borders = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
         mask = np.empty(0, np.uint8) if batch.supervised is None else batch.supervised
         for lo, hi in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-            n, self._stamp = _count(
-                batch.ids,
-                batch.documents,
-                mask,
-                order,
-                lo,
-                hi,
-                self._counts,
-                self._seen,
-                self._seen_supervised,
-                self._stamp,
-                self._touched,
-            )
+            n = _count(batch.ids, batch.documents, mask, order, lo, hi, self._scratch, self._touched)
             touched = self._touched[:n]
-            counts = self._counts[touched]
+            counts = self._scratch[touched, :_SEEN].astype(np.int64)
             if batch.supervised is None:
-                counts[:, 2:] = counts[:, :2]
-            self._counts[touched] = 0
+                counts[:, _SUPERVISED:] = counts[:, :_SUPERVISED]
+            self._scratch[touched] = 0
             self._open.append(((np.int64(keys[lo]) << 32) | touched.astype(np.int64), counts))
         size = sum(len(codes) for codes, _ in self._open)
         if size > max(_COMPACT_ROWS, 2 * self._size_at_last_sum):

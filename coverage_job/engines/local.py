@@ -16,14 +16,16 @@ from typing import TypeVar
 import pyarrow as pa
 
 from coverage_job.counting.merge import Merger
+from coverage_job.counting.preload import announced
 from coverage_job.engines import Done, Task
 from coverage_job.errors import EngineError
+from coverage_job.tokenizer.load import TokenizerSpec
 
 T = TypeVar("T")
 
 # Modules the fork server loads once; workers forked from it start with them in place, and, since it has
 # used no thread pool, cannot inherit a lock that nobody will release.
-_PRELOAD = ["coverage_job.counting.task"]
+_PRELOAD = ["coverage_job.counting.preload"]
 
 
 def _run(task: Task[T], item: T) -> bytes:
@@ -41,16 +43,19 @@ def _run(task: Task[T], item: T) -> bytes:
     return result
 
 
-def _start_fork_server() -> None:
-    """Start it deaf to Ctrl-C, which reaches all processes of a terminal: the driver alone answers it.
+def _start_fork_server(tokenizer: TokenizerSpec | None = None) -> None:
+    """Start it, where none runs, deaf to Ctrl-C: of the processes of a terminal the driver alone answers.
 
     Workers inherit that, and print no traceback of their own, not even while they are still importing.
+    tokenizer: one that they will need.
     """
+    forkserver.set_forkserver_preload(_PRELOAD)
     if threading.current_thread() is not threading.main_thread():
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        forkserver.ensure_running()
+        with announced(tokenizer):
+            forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -89,6 +94,11 @@ class LocalEngine:
     def describe(self) -> str:
         return f"local, {self.workers} process{'' if self.workers == 1 else 'es'}"
 
+    def prepare(self, tokenizer: TokenizerSpec) -> None:
+        """Let what workers begin with be loaded beside whatever the driver does until it counts."""
+        if self.workers > 1:
+            _start_fork_server(tokenizer)
+
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks and sum their counts: a table of schema PARTIAL and the tasks' reports."""
         merger = Merger()
@@ -109,7 +119,6 @@ class LocalEngine:
                 done()
             return
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
         _start_fork_server()
         pool = ProcessPoolExecutor(
             min(self.workers, len(items)), mp_context=context, initializer=_end_with_parent

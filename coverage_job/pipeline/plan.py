@@ -66,7 +66,8 @@ def open_engine(name: str, job: Job, steps: Steps) -> Engine:
         name = "spark" if why_not is None else "local"
     if name == "local":
         return LocalEngine(options.workers)
-    return SparkEngine(options.master, options.conf, options.workers)
+    with steps.step("session", "start or find a Spark session"):
+        return SparkEngine(options.master, options.conf, options.workers)
 
 
 def open_to_look(name: str, job: Job, steps: Steps) -> AbstractContextManager[Engine | None]:
@@ -115,6 +116,8 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
             steps.say(f"  {corpus.name}: {what}, {source.decided}{how}")
             for warning in source.warnings:
                 steps.say(f"  {corpus.name}: warning: {warning}")
+    if isinstance(engine, LocalEngine) and sum(len(c.splits) for c in corpora) > 1:
+        engine.prepare(tokenizer)
     return Plan(job, tokenizer, rows, corpora, datetime.now(timezone.utc))
 
 

@@ -1,8 +1,9 @@
-"""Pre-training documents that bring short tokens to their number, within a budget of tokens.
+"""Pre-training text that brings short tokens to their number, within a budget of tokens.
 
-Two passes on an engine, each a plain function of a spec and an item. `candidates` reads a split, covers
-what is short from it alone with its share of the budget (a few times over), and gives back what those
-documents hold, not their text; so what reaches the driver is bounded by the budget, not by the corpora.
+What is chosen are passages: a document, or a part of a long one between ends of lines or sentences.
+Two passes on an engine, each a plain function of a spec and an item. `candidates` reads a split, takes
+what supplies most of what is short for its share of the budget (a few times over), and gives back what those
+passages hold, not their text; so what reaches the driver is bounded by the budget, not by the corpora.
 The driver chooses among all candidates (`cover.py`). `texts` then fetches the chosen ones.
 """
 
@@ -29,28 +30,32 @@ from coverage_job.corpus.reader import PieceReader, Reader, text_of
 from coverage_job.corpus.shapes import RecordError
 from coverage_job.counting.task import CountSpec, kernel_of
 from coverage_job.errors import BadFileError
-from coverage_job.remedies.cover import Documents, cover, tally
+from coverage_job.remedies.cover import Documents, cover, offer, tally
 from coverage_job.schemas import MIX_CANDIDATES, MIX_TEXTS, Action
 
-# Entries (document, token) that a task holds before it covers from what it has and drops the rest.
+# Entries (passage, token) that a task holds before it drops what it would not offer.
 _MOST_ENTRIES = 4_000_000
 # Tokens of a split that are offered at the least, so that a small split is not left out.
 _LEAST_OFFERED = 4096
+# Ends of lines and of sentences.
+_ENDS = re.compile("\n|[.!?](?=\\s)|\u3002|\uff01|\uff1f|\u0964|\u061f|\u06d4".encode())
 
 
 @dataclass(frozen=True)
 class MixOptions:
     """What may be chosen.
 
-    min_tokens, max_tokens: of a document. languages: values of the corpus' language field, as BCP-47
+    min_tokens, max_tokens: of a passage. passage_bytes: a longer document is cut into passages of about
+    so many bytes; 0: documents stay whole. languages: values of the corpus' language field, as BCP-47
     tags (or as they are where they are no language); none: all. quality_field: a number that must be
-    at least min_quality. deny: a regular expression; a document that it finds is not chosen. offered:
-    how many times its share of the budget a split offers.
+    at least min_quality. deny: a regular expression; a document in which it matches is not chosen.
+    offered: how many times its share of the budget a split offers.
     """
 
     budget_tokens: int
     min_tokens: int = 16
     max_tokens: int = 8192
+    passage_bytes: int = 256
     languages: tuple[str, ...] = ()
     quality_field: str | None = None
     min_quality: float = 0.0
@@ -70,11 +75,11 @@ class MixSpec:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Documents of one piece whose text is wanted. positions: in the piece, rising."""
+    """Passages of one piece whose text is wanted: position in the piece, first byte, end; rising."""
 
     corpus: str
     piece: Piece
-    positions: tuple[int, ...]
+    passages: tuple[tuple[int, int, int], ...]
 
 
 def needs(coverage: pl.DataFrame, rows: int) -> Int32:
@@ -92,33 +97,70 @@ def needs(coverage: pl.DataFrame, rows: int) -> Int32:
     return need
 
 
+def passages(text: bytes, size: int) -> Iterator[tuple[int, int]]:
+    """Byte ranges, back to back, of at most `size` bytes each where lines or sentences end often enough.
+
+    >>> list(passages(b"One. Two.\\nThree and four. Five.", 12))
+    [(0, 10), (10, 25), (25, 31)]
+    >>> list(passages(b"One. Two.", 0))
+    [(0, 9)]
+    """
+    start = last = 0
+    if 0 < size < len(text):
+        for found in _ENDS.finditer(text):
+            end = found.end()
+            if end - start > size:
+                if last > start:
+                    yield start, last
+                    start = last
+                if end - start > size:
+                    yield start, end
+                    start = end
+            last = end
+        if len(text) - start > size and last > start:
+            yield start, last
+            start = last
+    if start < len(text):
+        yield start, len(text)
+
+
+# File, start of the piece, position in it, tokens, hash of the text, first byte of the passage, its end.
+_Row = tuple[str, int, int, int, int, int, int]
+
+
 class _Pool:
     """Candidates of a split so far."""
 
     def __init__(self, need: Int64, offered: int) -> None:
         self._need, self._offered = need, offered
-        self.rows: list[tuple[str, int, int, int, int]] = []
+        self.rows: list[_Row] = []
         self._ids: list[Int32] = []
         self._counts: list[Int32] = []
         self._entries = 0
+        self._most = _MOST_ENTRIES
 
-    def add(self, row: tuple[str, int, int, int, int], ids: Int32, counts: Int32) -> None:
+    def add(self, row: _Row, ids: Int32, counts: Int32) -> None:
         self.rows.append(row)
         self._ids.append(ids)
         self._counts.append(counts)
         self._entries += len(ids)
-        if self._entries > _MOST_ENTRIES:
+        if self._entries > self._most:
             self.reduce()
+            # What is offered may be more than that; not to reduce again at every passage.
+            self._most = max(_MOST_ENTRIES, 2 * self._entries)
 
-    def drop_from(self, first: int) -> None:
-        """Forget what came after: its file turned out to be cut."""
-        del self.rows[first:], self._ids[first:], self._counts[first:]
-        self._entries = sum(map(len, self._ids))
+    def drop(self, file: str) -> None:
+        """Forget what a file gave: it turned out to be cut."""
+        self._keep([i for i, row in enumerate(self.rows) if row[0] != file])
 
     def reduce(self) -> None:
+        # Of passages with one text the first is kept.
+        _, first = np.unique([row[4] for row in self.rows], return_index=True)
+        self._keep(np.sort(first).tolist())
         documents = Documents.of([row[3] for row in self.rows], self._ids, self._counts)
-        taken, _ = cover(documents, self._need, self._offered)
-        kept = np.sort(taken).tolist()
+        self._keep(np.sort(offer(documents, self._need, self._offered)).tolist())
+
+    def _keep(self, kept: list[int]) -> None:
         self.rows = [self.rows[i] for i in kept]
         self._ids = [self._ids[i] for i in kept]
         self._counts = [self._counts[i] for i in kept]
@@ -126,10 +168,10 @@ class _Pool:
 
     def batch(self, corpus: str, lines: list[tuple[str, int, int]]) -> pa.RecordBatch:
         rows = [
-            (corpus, *row, ids.tobytes(), counts.tobytes())
+            (corpus, *row[:5], ids.tobytes(), counts.tobytes(), *row[5:])
             for row, ids, counts in zip(self.rows, self._ids, self._counts, strict=True)
         ]
-        rows += [(corpus, file, start, -1, n, 0, b"", b"") for file, start, n in lines]
+        rows += [(corpus, file, start, -1, n, 0, b"", b"", 0, 0) for file, start, n in lines]
         columns = zip(*rows, strict=True) if rows else [()] * len(MIX_CANDIDATES)
         arrays = [pa.array(list(c), f.type) for c, f in zip(columns, MIX_CANDIDATES, strict=True)]
         return pa.record_batch(arrays, schema=MIX_CANDIDATES)
@@ -149,27 +191,25 @@ def candidates(spec: MixSpec, split: Split) -> Iterator[pa.RecordBatch]:
     pool = _Pool(
         spec.need.astype(np.int64), max(_LEAST_OFFERED, int(options.budget_tokens * options.offered * share))
     )
-    seen: set[int] = set()
     lines: list[tuple[str, int, int]] = []
     for piece in split.pieces:
         part = reader.open(piece)
-        before = len(pool.rows)
         try:
-            _offer(spec, part, pool, seen)
+            _offer(spec, part, pool)
         except BadFileError:
             if source.on_bad_file == "fail":
                 raise
-            pool.drop_from(min(before, len(pool.rows)))
+            pool.drop(piece.path)
         lines.append((piece.path, piece.start, part.stats.lines))
     pool.reduce()
     yield pool.batch(split.corpus, lines)
 
 
-def _offer(spec: MixSpec, part: PieceReader, pool: _Pool, seen: set[int]) -> None:
+def _offer(spec: MixSpec, part: PieceReader, pool: _Pool) -> None:
     kernel = kernel_of(spec.count)
     wanted = spec.need > 0
     options = spec.options
-    waiting: list[tuple[int, int]] = []
+    waiting: list[tuple[int, int, int, int]] = []
     builder = TextBuilder(spanned=False)
 
     def take(batch: Any) -> None:
@@ -179,20 +219,19 @@ def _offer(spec: MixSpec, part: PieceReader, pool: _Pool, seen: set[int]) -> Non
         borders = np.searchsorted(document, np.arange(len(lengths) + 1))
         places = waiting[: len(lengths)]
         del waiting[: len(lengths)]
-        for i, ((position, digest), tokens) in enumerate(zip(places, lengths, strict=True)):
+        for i, ((position, digest, begin, end), tokens) in enumerate(zip(places, lengths, strict=True)):
             first, last = borders[i], borders[i + 1]
             if first < last and options.min_tokens <= tokens <= options.max_tokens:
-                row = (part.piece.path, part.piece.start, position, tokens, digest)
+                row = (part.piece.path, part.piece.start, position, tokens, digest, begin, end)
                 pool.add(row, ids[first:last].copy(), counts[first:last].copy())
 
     for position, text in _texts(part, options):
-        digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
-        if digest in seen:
-            continue
-        seen.add(digest)
-        waiting.append((position, digest))
-        for batch in builder.add((text,), None, 0):
-            take(batch)
+        for begin, end in passages(text, options.passage_bytes):
+            passage = text[begin:end]
+            digest = int.from_bytes(hashlib.blake2b(passage, digest_size=8).digest(), "little", signed=True)
+            waiting.append((position, digest, begin, end))
+            for batch in builder.add((passage,), None, 0):
+                take(batch)
     if len(builder):
         take(builder.take())
 
@@ -242,13 +281,13 @@ def _at_least(value: Any, least: float) -> bool:
 
 
 def choose(found: pa.Table, need: Int32, budget: int) -> pa.Table:
-    """The candidates that are taken, in order of corpus, file and position.
+    """The candidates that are taken, in order of corpus, file, position and first byte.
 
     found: schema MIX_CANDIDATES, of all splits. Gives corpus, file, start, position (in the piece), line
-    (in the file), tokens, ids and counts (binary int32: what each brings that was still needed). Of
-    documents with one text the first is kept.
+    (in the file), tokens, passage_start, passage_end, ids and counts (binary int32: what each brings that was
+    still needed). Of passages with one text the first is kept.
     """
-    frame = pl.DataFrame(found).sort("corpus", "file", "start", "position")
+    frame = pl.DataFrame(found).sort("corpus", "file", "start", "position", "passage_start")
     lines = frame.filter(pl.col("position") < 0).select(
         "corpus",
         "file",
@@ -280,35 +319,40 @@ def choose(found: pa.Table, need: Int32, budget: int) -> pa.Table:
             pl.Series("ids", kept_ids, pl.Binary),
             pl.Series("counts", kept_counts, pl.Binary),
         )
-        .select("corpus", "file", "start", "position", "line", "tokens", "ids", "counts")
+        .drop("text_hash", "earlier")
         .to_arrow()
     )
     return result
 
 
 def chosen_items(chosen: pa.Table, splits: Iterable[Split]) -> list[Chosen]:
-    """What the second pass has to read: one item per piece with a chosen document."""
-    positions: dict[tuple[str, str, int], list[int]] = defaultdict(list)
-    frame = pl.DataFrame(chosen)
-    for corpus, file, start, position in frame.select("corpus", "file", "start", "position").iter_rows():
-        positions[corpus, file, start].append(position)
+    """What the second pass has to read: one item per piece with a chosen passage."""
+    places: dict[tuple[str, str, int], list[tuple[int, int, int]]] = defaultdict(list)
+    frame = pl.DataFrame(chosen).select("corpus", "file", "start", "position", "passage_start", "passage_end")
+    for corpus, file, start, *place in frame.iter_rows():
+        places[corpus, file, start].append(tuple(place))
     return [
         Chosen(split.corpus, piece, tuple(sorted(found)))
         for split in splits
         for piece in split.pieces
-        if (found := positions.get((split.corpus, piece.path, piece.start)))
+        if (found := places.get((split.corpus, piece.path, piece.start)))
     ]
 
 
 def texts(spec: CountSpec, item: Chosen) -> Iterator[pa.RecordBatch]:
-    """The texts of one piece's chosen documents, in batches of schema MIX_TEXTS."""
+    """The texts of one piece's chosen passages, in batches of schema MIX_TEXTS."""
     part = Reader(spec.corpora[item.corpus].source, rows=spec.rows).open(item.piece)
-    wanted, last = set(item.positions), item.positions[-1]
+    wanted = defaultdict(list)
+    for position, begin, end in item.passages:
+        wanted[position].append((begin, end))
+    last = item.passages[-1][0]
     for position, text in _texts(part, None):
-        if position in wanted:
-            row = [[item.piece.path], [item.piece.start], [position], [text.decode()]]
-            yield pa.record_batch(
-                [pa.array(v, f.type) for v, f in zip(row, MIX_TEXTS, strict=True)], schema=MIX_TEXTS
-            )
+        rows = [
+            (item.piece.path, item.piece.start, position, text[begin:end], begin)
+            for begin, end in wanted.get(position, ())
+        ]
+        if rows:
+            arrays = [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), MIX_TEXTS, strict=True)]
+            yield pa.record_batch(arrays, schema=MIX_TEXTS)
         if position >= last:
             return

@@ -25,7 +25,7 @@ Phase = Callable[[str, int], Callable[[], None]]
 
 
 def collect(engine: Engine, spec: MixSpec, splits: Sequence[Split], phase: Phase) -> pa.Table:
-    """The chosen documents: a table of schema MIX, in order of corpus, file and position.
+    """The chosen passages: a table of schema MIX, in order of corpus, file, position and first byte.
 
     splits: of the text corpora. phase: told of each pass by name with its number of tasks; gives what is
     called once a task is done. Raises RemedyError where no document helps.
@@ -42,12 +42,13 @@ def collect(engine: Engine, spec: MixSpec, splits: Sequence[Split], phase: Phase
     done = phase("read them", len(items))
     read = engine.map(partial(texts, spec.count), items, MIX_TEXTS, done)
     by_place = {
-        (file, start, position): text for file, start, position, text in pl.DataFrame(read).iter_rows()
+        (file, start, position, begin): text
+        for file, start, position, text, begin in pl.DataFrame(read).iter_rows()
     }
     rows = []
     for row in chosen.to_pylist():
         ids, counts = (np.frombuffer(row[name], np.int32).tolist() for name in ("ids", "counts"))
-        text = by_place.get((row["file"], row["start"], row["position"]))
+        text = by_place.get((row["file"], row["start"], row["position"], row["passage_start"]))
         if text is None:
             raise RemedyError(f"{row['file']}: changed while it was read; write the mix again")
         rows.append(
@@ -58,6 +59,8 @@ def collect(engine: Engine, spec: MixSpec, splits: Sequence[Split], phase: Phase
                 "position": row["line"],
                 "tokens": row["tokens"],
                 "contributes": [{"token_id": i, "count": n} for i, n in zip(ids, counts, strict=True)],
+                "passage_start": row["passage_start"],
+                "passage_end": row["passage_end"],
             }
         )
     return pa.Table.from_pylist(rows, schema=MIX)

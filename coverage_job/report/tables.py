@@ -117,7 +117,7 @@ def tallies(title: str, summary: pa.Table, by: str, limit: int) -> RenderableTyp
                 share(rest["under"][0], asked),
             ]
         )
-    return grid(title, [by, "tokens", "covered", "flagged", "of them never", "exempt", "flagged share"], rows)
+    return grid(title, [by, "tokens", "covered", "flagged", "of them never", "exempt", "share"], rows)
 
 
 def most_starved(coverage: pa.Table) -> RenderableType:
@@ -203,8 +203,8 @@ def run_report(
     blank = Text("")
     tokenizer = run["tokenizer"]
     head = Text(
-        f"{whole(coverage.num_rows)} rows: {whole(tokenizer['n_base'])} base entries, "
-        f"{whole(tokenizer['n_with_added'])} with added tokens, highest id {whole(tokenizer['rows'] - 1)}"
+        f"Vocabulary: {whole(coverage.num_rows)} rows, {whole(tokenizer['n_base'])} base entries, "
+        f"{whole(tokenizer['n_with_added'])} with added ones"
     )
     return Group(
         counted(run["corpora"]),

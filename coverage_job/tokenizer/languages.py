@@ -1,12 +1,25 @@
 """The language of a token's text, as far as its letters tell; the rule that told is always given.
 
-A script that one language uses decides. In the others letters are evidence, then a default that is no more
-than the best guess. Where a corpus says what language its records are, its counts know better: `by_counts`.
+A language is named where the writing decides it, or where what is written speaks clearly for one language:
+- `zxx`, no linguistic content: no letters at all (digits of any script, punctuation, white space, emoji), and
+  code, markup and addresses, told by ASCII signs, digits or capitals inside the letters;
+- the script's language, where one language uses the script; where one has nearly all of a script's text
+  (Bengali, Ethiopic, Hebrew), that one, unless letters tell of another;
+- where languages share a script, the language that alone writes these letters, or whose spelling it is
+  (`spelling.py`). Kana is `ja`; Chinese characters go by the national sets that hold them, and what Chinese
+  and Japanese share is `zh` from two characters on;
+- `und`, letters of an undecided language: one letter, two inside a word, consonants alone, a piece or a name
+  that several languages would write, one character that Chinese and Japanese share, a part of a character of
+  a shared script.
+So an undecided Latin piece is `und`, not English: calling it English would mix the pieces of all other
+languages, which a narrow corpus starves first, into the figures for English. Where a corpus says what
+language its records are, its counts know better than letters: `by_counts`.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 
 import numpy as np
@@ -20,9 +33,10 @@ from coverage_job.tokenizer.scripts import (
     script_counts,
     script_table,
 )
+from coverage_job.tokenizer.spelling import spelling
 
 NO_LANGUAGE = "zxx"  # BCP-47: no linguistic content
-UNDETERMINED = "und"
+UNDETERMINED = "und"  # letters, but of an undecided language
 
 # Scripts of (nearly) one living language, and of old ones.
 _OF_SCRIPT = {
@@ -30,7 +44,7 @@ _OF_SCRIPT = {
     "Telugu": "te", "Kannada": "kn", "Malayalam": "ml", "Gujarati": "gu", "Gurmukhi": "pa", "Oriya": "or",
     "Georgian": "ka", "Armenian": "hy", "Greek": "el", "Tibetan": "bo", "Thaana": "dv", "Cherokee": "chr",
     "Nko": "nqo", "Yi": "ii", "Bopomofo": "zh", "Mongolian": "mn", "Javanese": "jv", "Balinese": "ban",
-    "Sundanese": "su", "Tai_Tham": "nod", "Canadian_Aboriginal": "iu", "Tifinagh": "zgh", "Syriac": "syr",
+    "Sundanese": "su", "Tai_Tham": "nod", "Tifinagh": "zgh", "Syriac": "syr",
     "Coptic": "cop", "Gothic": "got", "Glagolitic": "cu", "Egyptian_Hieroglyphs": "egy", "Ol_Chiki": "sat",
     "Meetei_Mayek": "mni", "Vai": "vai", "Adlam": "ff", "Cuneiform": "akk", "Ugaritic": "uga",
     "Tai_Le": "tdd", "New_Tai_Lue": "khb", "Buginese": "bug", "Cham": "cjm", "Lepcha": "lep", "Limbu": "lif",
@@ -40,150 +54,122 @@ _OF_SCRIPT = {
     "Hiragana": "ja", "Katakana": "ja",
 }  # fmt: skip
 
-# (rule, language, pattern), first match wins; then the script's default.
+# Scripts of which one language has nearly all text.
+_MOSTLY = {"Bengali": "bn", "Hebrew": "he", "Ethiopic": "am"}
+
+# (rule, language, pattern), first match wins: letters, marks and words of languages that `spelling` lacks.
 _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     "Cyrillic": [
-        ("letters_uk", "uk", "[їєґЇЄҐ]"),
-        ("letters_mk", "mk", "[ѓќѕЃЌЅ]"),
-        ("letters_sr", "sr", "[јљњћђџЈЉЊЋЂЏ]"),
         ("letters_ab", "ab", "[ԥҧҭҩӡҿҽҵԤҦҬҨӠҾҼҴ]"),
-        ("letters_ba", "ba", "[ҡҙҠҘ]"),
-        ("letters_cv", "cv", "[ӗӑӳҫӖӐӲҪ]"),
+        ("letters_cv", "cv", "[ӗӑӳӖӐӲ]"),
         ("letters_tg", "tg", "[ӣӯҷӢӮҶ]"),
-        ("letters_kk", "kk", "[ұҰ]|[қғҚҒ].*[іәІӘ]|[іәІӘ].*[қғҚҒ]"),
         ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳ].*ў|[ҳҲ]"),
-        ("letters_kk", "kk", "[қғҚҒ]"),
-        ("letters_be", "be", "[ўЎ]"),
-        ("letters_tt", "tt", "[җҖ]|[һҺ]"),
         ("letters_os", "os", "[ӕӔ]"),
         ("letters_ce", "ce", "[ӏӀ]"),
-        ("letters_kk", "kk", "[әӘ]"),
-        ("letters_ky", "ky", "[ңҢ]"),
-        ("letters_mn", "mn", "[өүӨҮ]"),
-        ("letters_uk", "uk", "[іІ]|^ (?:від|під|цьо|цих|що)"),
-        ("cyrillic_default", "ru", ""),
     ],
     "Arabic": [
-        ("letters_ps", "ps", "[ښځڅړډږګڼۍېټ]"),
-        ("letters_ur", "ur", "[ٹڈڑںےھہ](?!ە)"),
-        ("letters_ug", "ug", "[ڭۇۆۈۋې]|ە|چى"),
+        ("letters_ps", "ps", "[ښځڅړډږګڼۍې]"),
+        ("letters_ug", "ug", "[ڭۇۈۋ]|ە|چى"),
         ("letters_ckb", "ckb", "[ێۆڕڵڤ]"),
         ("letters_sd", "sd", "[ٻڀٺٽٿڃڄڇڌڍڏڙڪڱڳڻ]"),
-        ("letters_fa", "fa", "[پچژگکی]"),
-        ("arabic_default", "ar", ""),
+        ("article_ar", "ar", "^ [وبفك]?ال[^پچژگکیےٹڈڑںھہ]{3,}$"),
     ],
-    "Devanagari": [
-        ("letters_mr", "mr", "ळ|ऱ|^ (?:आहे|आणि)"),
-        ("words_ne", "ne", "छन्|गर्|हुन्|लाई|^ (?:छ|पनि|भएको|नेपाल)$"),
-        ("devanagari_default", "hi", ""),
+    "Devanagari": [("letters_mr", "mr", "ळ|ऱ")],
+    "Bengali": [("letters_as", "as", "[ৰৱ]")],
+    "Hebrew": [
+        ("letters_yi", "yi", "[ײױװ]|[אבכפ][\u05b7\u05b8\u05bc\u05bf]|\u05d9\u05d9?\u05b4\u05d9?"),
+        ("words_yi", "yi", "^ (?:און|איז|דער|פון|מיט|נישט|האט|וואס|זענען)$|(?:ונג|קייט)$"),
     ],
-    "Bengali": [("letters_as", "as", "[ৰৱ]"), ("bengali_default", "bn", "")],
-    "Hebrew": [("letters_yi", "yi", "[ײױװײַ]|[אייבכפ][ַָּֿ]"), ("hebrew_default", "he", "")],
-    "Ethiopic": [("letters_ti", "ti", "[ኸ-ኾቐ-ቖ]"), ("ethiopic_default", "am", "")],
+    "Ethiopic": [("letters_ti", "ti", "[ኸ-ኾቐ-ቖ]")],
     "Latin": [
         ("fullwidth", UNDETERMINED, "^[\\s\uff00-\uffef]+$"),
-        ("letters_vi", "vi", "[ơưƠƯ\u1ea0-\u1ef9]|^ [đĐ]|[đĐ][áàâêôăéèíìóòúù]"),
-        ("letters_de", "de", "[ßẞ]"),
-        ("letters_pl", "pl", "[łśźżńŁŚŹŻŃ]"),
-        ("letters_cs", "cs", "[řěůŘĚŮ]"),
-        ("letters_sk", "sk", "[ľĺŕĽĹŔ]"),
-        ("letters_hu", "hu", "[őűŐŰ]"),
-        ("letters_ro", "ro", "[ășțţĂȘȚŢ]"),
-        ("letters_tr", "tr", "[ğıĞİşŞ]"),
+        ("letters_is", "is", "[þðÞÐ]"),
         ("letters_az", "az", "[əƏ]"),
         ("letters_mt", "mt", "[ħġĦĠ]"),
-        ("letters_is", "is", "[þðÞÐ]"),
-        ("letters_lv", "lv", "[ķļņģĶĻŅĢ]|[āēīū].*[āēīū]"),
-        ("letters_lt", "lt", "[ėįųĖĮŲ]"),
-        ("letters_pl", "pl", "[ąęĄĘ]"),
         ("letters_eo", "eo", "[ŝĉĝĥĵŭŜĈĜĤĴŬ]"),
         ("letters_ha", "ha", "[ɓɗƙƴƁƊƘƳ]"),
-        ("letters_pl", "pl", "[aeyś]ć$"),
-        ("letters_hr", "hr", "[ćđĆĐ]"),
-        ("letters_cs", "cs", "[čšžďťňČŠŽĎŤŇ]"),
-        ("letters_pt", "pt", "[ãõÃÕ]"),
-        ("letters_es", "es", "[ñÑ¿¡]"),
-        ("letters_da", "da", "[øæØÆ]"),
-        ("letters_sv", "sv", "[åÅ]"),
-        ("letters_sq", "sq", "ë$"),
-        ("letters_fr", "fr", "[çèêëîïûùœÇÈÊÎÛŒ]"),
-        ("letters_de", "de", "[äöüÄÖÜ]"),
-        ("letters_pt", "pt", "[âô]|[íáéúó][a-z]*(?:ncia|vel)$"),
-        ("letters_fr", "fr", "é$|ées?$|é[a-z]*e$"),
-        ("letters_it", "it", "[òìà]"),
-        ("letters_es", "es", "[áéíóúÁÉÍÓÚ]"),
-        ("latin_other", UNDETERMINED, "[^\\x00-\\x7f]"),
-        ("words_es", "es", r"^ (?:el|las|una|unos|pero|porque|cuando|donde|desde|hasta|muy|tiene|tienen|"
-         r"puede|pueden|hacer|entre|otros|otras|todos|todas|[a-z]{3,}(?:ciones|amiento|amientos|mente))$"),
-        ("words_pt", "pt", r"^ (?:os|uma|umas|dos|das|nas|pelo|pela|mais|muito|muitos|outros|seus|suas|"
-         r"isso|esse|essa|quem|onde|fazer|sem|foram|[a-z]{3,}(?:agem|agens|idades))$"),
-        ("words_fr", "fr", r"^ (?:le|les|des|une|dans|pour|avec|sur|plus|nous|vous|leur|leurs|cette|ces|sont|"
-         r"mais|aussi|tous|toutes|[a-z]{3,}(?:aient|euse|euses|eaux))$"),
-        ("words_de", "de", r"^ (?:der|das|und|nicht|ein|eine|einer|eines|einem|einen|mit|auf|ist|sich|von|"
-         r"auch|nach|wird|bei|aus|werden|[A-Z]?[a-z]{2,}(?:ungen|keit|heiten|lich|liche|lichen|schaft|"
-         r"schaften))$"),
-        ("words_it", "it", r"^ (?:il|gli|della|delle|degli|nella|che|sono|anche|questo|questa|"
-         r"[a-z]{3,}(?:zione|zioni))$"),
-        ("words_nl", "nl", r"^ (?:het|een|van|niet|voor|zijn|deze|naar|ook|worden|wordt|"
-         r"[a-z]{2,}(?:heid|lijk|lijke|lijks))$"),
-        ("words_id", "id", r"^ (?:yang|dan|untuk|dengan|dari|pada|ini|itu|adalah|tidak|akan|oleh|juga|"
-         r"[a-z]{3,}nya)$"),
-        ("words_pl", "pl", r"^ (?:nie|jest|przez|oraz|tego|jako|dla|[a-z]{3,}(?:nych|nego|owych|owy))$"),
-        ("words_tr", "tr", r"^ (?:ve|bir|bu|ile|olarak|olan|daha)$|(?:lar|ler)(?:la|le|da|de|dan|den)$"),
-        ("latin_short", UNDETERMINED, r"^[A-Za-z]{1,2}$"),
-        ("latin_default", "en", ""),
+        ("letters_cy", "cy", "[ŵŷŴŶ]"),
+        ("letters_sq", "sq", "ç.*ë|ë.*ç"),
     ],
 }  # fmt: skip
 
-# The rules that text of ASCII letters, most of a vocabulary, can meet.
-_IN_ASCII = [rule for rule in _BY_LETTERS["Latin"] if rule[0].startswith(("words_", "latin_"))]
+# English forms that no alphabet tells: what follows an apostrophe.
+_CONTRACTION = re.compile(r"['’](?:s|t|re|ve|m|ll|d)", re.IGNORECASE)
+
+# ASCII letters that are no writing: a sign on them (but the hyphen and the apostrophe, which words have),
+# digits beside them, a capital after a small letter, and the beginnings of addresses.
+_CODE = re.compile(r"[!-&(-,./:-@\[-`{-~]|[0-9]|[a-z][A-Z]|^\s*(?:https?|ftp|www)$")
 
 # Tokens added to a language's total: a language of a few pages would else claim what its pages repeat.
 _DAMPING = 50_000
 
 # Rules that guess: counts of a corpus with languages overrule them.
-_GUESSES = re.compile(r"_default$|^latin_|^han_|^words_|^letters_|^fullwidth$")
+_GUESSES = re.compile(
+    r"^(?:partial_)?(?:letters_|words_|article_|alphabet$|spelling|short$|no_vowel$|han_|fullwidth$|script_mostly$|shared$)"
+)
 
 
 @lru_cache(maxsize=1)
 def _compiled() -> dict[str, list[tuple[str, str, re.Pattern[str]]]]:
     return {
         script: [(rule, language, re.compile(pattern)) for rule, language, pattern in rules]
-        for script, rules in (_BY_LETTERS | {"ASCII": _IN_ASCII}).items()
+        for script, rules in _BY_LETTERS.items()
     }
 
 
 def language_of(text: str) -> tuple[str, str, str]:
     """(script, language, rule) of a token's text.
 
-    >>> language_of(" Glück")
-    ('Latin', 'de', 'letters_de')
+    >>> language_of(" Glück"), language_of("ing.get")
+    (('Latin', 'de', 'spelling'), ('Latin', 'zxx', 'code'))
     >>> language_of("お願い"), language_of("维护"), language_of("我們")
     (('Hiragana', 'ja', 'kana'), ('Han', 'zh', 'han_simplified'), ('Han', 'zh-Hant', 'han_traditional'))
     """
     if text.isascii():
         # Most of a vocabulary: the script needs no table.
-        script = "Latin" if any(c.isalpha() for c in text) else COMMON
-    else:
-        counts = script_counts(text)
-        script = max(counts, key=counts.__getitem__) if counts else COMMON
-        if "Hiragana" in counts or "Katakana" in counts:
-            return script, "ja", "kana"
+        if not any(c.isalpha() for c in text):
+            return COMMON, NO_LANGUAGE, "no_letters"
+        if _CODE.search(text):
+            return "Latin", NO_LANGUAGE, "code"
+        return "Latin", *_spelt(text, "Latin")
+    counts = script_counts(text)
+    script = max(counts, key=counts.__getitem__) if counts else COMMON
     if script == COMMON:
         alphabetic = any(c.isalpha() for c in text)
-        return (
-            script,
-            UNDETERMINED if alphabetic else NO_LANGUAGE,
-            "no_script" if alphabetic else "no_letters",
-        )
-    if script == "Han":
-        return script, *_han(text)
+        return script, *((UNDETERMINED, "no_script") if alphabetic else (NO_LANGUAGE, "no_letters"))
+    if not any(map(_is_writing, text)):
+        return script, NO_LANGUAGE, "no_letters"  # digits of a script
+    if "Hiragana" in counts or "Katakana" in counts:
+        return script, "ja", "kana"
+    if "Han" in counts and script in ("Han", "Latin"):
+        return script, *_han(text)  # Latin letters stand in Chinese words
     if (language := _OF_SCRIPT.get(script)) is not None:
         return script, language, "script"
-    for rule, language, pattern in _compiled().get("ASCII" if text.isascii() else script, ()):
+    for rule, language, pattern in _compiled().get(script, ()):
         if pattern.search(text):
             return script, language, rule
-    return script, UNDETERMINED, "script_unknown"
+    if script in _MOSTLY:
+        return script, _MOSTLY[script], "script_mostly"
+    return script, *_spelt(text, script)
+
+
+def _is_writing(c: str) -> bool:
+    """Whether a character is a letter, or a mark that writes a sound with one."""
+    return c.isalpha() or (not c.isascii() and unicodedata.category(c) in ("Mn", "Mc"))
+
+
+def _spelt(text: str, script: str) -> tuple[str, str]:
+    """Language and rule of text in a script that languages share."""
+    if (known := spelling(script)) is None:
+        return UNDETERMINED, "shared"
+    if script == "Latin" and _CONTRACTION.fullmatch(text):
+        return "en", "contraction"
+    letters = text.strip()
+    if not letters.isalpha():
+        letters = "".join(filter(_is_writing, text))
+    # A word begins after what is no letter, and with a capital before small letters.
+    begins = not text.startswith(letters[:1]) or (letters[:1].isupper() and not letters.isupper())
+    return known.decide(letters.lower(), begins)
 
 
 def _han(text: str) -> tuple[str, str]:
@@ -194,14 +180,17 @@ def _han(text: str) -> tuple[str, str]:
     """
     han = "".join(c for c in text if not c.isascii() and c.isalpha())
     simplified, traditional, japanese = (_holds(name, han) for name in ("gb2312", "big5", "shift_jis"))
+    # In use in Japanese; where `modern` is False, Chinese is what uses all of these.
+    modern = japanese and all(row < 0xA0 + 48 for row in han.encode("euc_jp")[::2])
+    if simplified and not modern:
+        return "zh", "han_simplified" if not traditional else "han_chinese"
+    if traditional and not simplified:
+        return (UNDETERMINED, "han_shared") if modern else ("zh-Hant", "han_traditional")
     if simplified:
-        if not traditional:
-            return "zh", "han_simplified_or_japanese" if japanese else "han_simplified"
-        return "zh", "han_shared"
-    if traditional:
-        modern = japanese and all(row < 0xA0 + 48 for row in han.encode("euc_jp")[::2])
-        return "zh-Hant", "han_traditional_or_japanese" if modern else "han_traditional"
-    return ("ja", "han_japanese") if japanese else ("zh", "han_default")
+        return ("zh", "han_default") if len(han) > 1 else (UNDETERMINED, "han_shared")
+    if japanese:
+        return "ja", "han_japanese"
+    return "zh", "han_chinese"
 
 
 def _holds(codec: str, text: str) -> bool:
@@ -217,7 +206,7 @@ def language_of_bytes(data: bytes) -> tuple[str, str, str]:
     characters that their last bytes may begin.
 
     >>> language_of_bytes("嘉".encode()[:2]), language_of_bytes(b"\\x98\\x89")
-    (('Han', 'zh', 'partial_script'), ('Unknown', 'und', 'partial_unknown'))
+    (('Han', 'und', 'partial_shared'), ('Unknown', 'und', 'partial_unknown'))
     """
     text = data.decode("utf-8", errors="ignore")
     if script_counts(text):
@@ -229,12 +218,8 @@ def language_of_bytes(data: bytes) -> tuple[str, str, str]:
     scripts = _scripts_beginning(data[start:]) if data else frozenset()
     if len(scripts) == 1:
         (script,) = scripts
-        if script == "Han":
-            return script, "zh", "partial_script"
-        language = _OF_SCRIPT.get(
-            script, _compiled()[script][-1][1] if script in _compiled() else UNDETERMINED
-        )
-        return script, language, "partial_script"
+        language = _OF_SCRIPT.get(script, UNDETERMINED)
+        return script, language, "partial_shared" if language == UNDETERMINED else "partial_script"
     return "Unknown", UNDETERMINED, "partial_unknown"
 
 
@@ -279,7 +264,7 @@ def by_counts(counts: pl.DataFrame, *, min_occurrences: int = 20, min_share: flo
 def is_guess(rule: str) -> bool:
     """Whether a rule's answer gives way to a corpus's own counts.
 
-    >>> is_guess("latin_default"), is_guess("script"), is_guess("kana")
+    >>> is_guess("spelling"), is_guess("script"), is_guess("kana")
     (True, False, False)
     """
     return _GUESSES.search(rule) is not None

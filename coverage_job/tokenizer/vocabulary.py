@@ -26,7 +26,7 @@ from coverage_job.tokenizer.load import TokenizerSpec, load
 from coverage_job.tokenizer.reachability import Reached, reach
 
 # Rises when the table's contents change for the same tokenizer.
-_VERSION = 2
+_VERSION = 3
 
 # The table as cached: without categories, which a job may define, and with the text they are read from.
 _BUILT = pa.schema(
@@ -161,7 +161,10 @@ def _rows(known: dict[int, Entry], reached: dict[int, Reached], ids: range, mark
     hole = Entry("", b"", Kind.UNUSED, False)
     nowhere = Reached(False, Reachability.UNUSED, None)
     rows = [(known.get(i, hole), reached.get(i, nowhere)) for i in ids]
-    named = labels.languages([e.data for e, _ in rows])
+    surfaces = [_surface(e, marks_inside) for e, _ in rows]
+    named = labels.languages(
+        [e.data if text is None else text.encode() for (e, _), text in zip(rows, surfaces, strict=True)]
+    )
     return pa.table(
         {
             "token_id": pa.array(ids, pa.int32()),
@@ -173,7 +176,7 @@ def _rows(known: dict[int, Entry], reached: dict[int, Reached], ids: range, mark
             "reachability": [r.reachability.value for _, r in rows],
             "example": pa.array([r.example for _, r in rows], pa.string()),
             **{name: named[name].to_arrow().cast(pa.string()) for name in named.columns},
-            "_text": pa.array([_surface(e, marks_inside) for e, _ in rows], pa.string()),
+            "_text": pa.array(surfaces, pa.string()),
         },
         schema=_BUILT,
     )

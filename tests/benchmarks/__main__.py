@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 # What needs minutes of its own (the experiment of forgetting) or other hardware is started by hand.
-BENCHES = ("bench_counting", "bench_rendering", "bench_drift", "bench_restore", "bench_page")
+BENCHES = ("bench_counting", "bench_engines", "bench_rendering", "bench_drift", "bench_restore", "bench_page")
 
 
 def main(names: list[str]) -> int:

@@ -5,7 +5,7 @@
 Per text, in turn: the reference (`encode_batch_fast` and `bincount`); the kernel with an empty table over the
 first 5 MB (cold) and on over the rest, no text twice (warm); tuetoken, kitoken and tiktoken, as far as
 they are installed and can read the tokenizer. The kernel's counts must be the reference's; of the others it
-is said whether theirs are. The last line is JSON.
+is said whether theirs are. Without texts the demo's are taken, with its tokenizer. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import io
 import json
 import os
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,10 +29,12 @@ import numpy.typing as npt
 import orjson
 import zstandard
 
+from coverage_job.config import load_job
 from coverage_job.corpus.documents import TextBatch
 from coverage_job.counting.cuts import derive
 from coverage_job.counting.histogram import Histogram
 from coverage_job.counting.kernel import FastKernel
+from coverage_job.demo import write_demo
 from coverage_job.tokenizer.load import describe, load
 from tests.conftest import SHARED
 
@@ -41,9 +44,9 @@ Ids = npt.NDArray[Any]
 
 
 def texts(folder: Path, limit: float) -> Iterator[str]:
-    """The texts of a folder of .jsonl, .jsonl.zst or plain files, up to `limit` bytes."""
+    """The texts of a .jsonl, .jsonl.zst or plain file, or of a folder of them, up to `limit` bytes."""
     seen = 0
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    for path in sorted(p for p in (folder, *folder.rglob("*")) if p.is_file()):
         if path.suffix == ".zst":
             raw = zstandard.ZstdDecompressor().stream_reader(path.open("rb"))
             lines = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
@@ -249,12 +252,21 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=1e6, help="at most so much of each")
     options = parser.parse_args()
     sources = options.tokenizer or [str(SHARED / "tokenizers" / "o200k_base")]
-    folders = sorted(
-        f for f in options.texts.iterdir() if f.is_dir() and f.name in (options.folder or [f.name])
-    )
-    results = [measure(source, folders, options.megabytes * 1e6) for source in sources]
-    print("Time by length, where text has no place to cut:")
-    lengths = linear(sources[0])
+    with tempfile.TemporaryDirectory() as temporary:
+        if options.texts.is_dir():
+            found = [f for f in options.texts.iterdir() if f.is_dir()]
+        else:
+            print(f"{options.texts} is not there: the demo's text and tokenizer are used")
+            demo = load_job(write_demo(Path(temporary) / "demo"))
+            found = list((Path(temporary) / "demo" / "pretraining").iterdir())
+            file = Path(temporary) / "qwen" / "tokenizer.json"
+            file.parent.mkdir()
+            load(describe(demo.tokenizer)).save(str(file))
+            sources = options.tokenizer or [str(file)]
+        folders = sorted(f for f in found if f.name in (options.folder or [f.name]))
+        results = [measure(source, folders, options.megabytes * 1e6) for source in sources]
+        print("Time by length, where text has no place to cut:")
+        lengths = linear(sources[0])
     print(json.dumps({"bench": "counting", "results": results, "linear": lengths}))
 
 

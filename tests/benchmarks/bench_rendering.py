@@ -1,12 +1,11 @@
 """Rendering dialogues and finding what bears loss, against transformers' own rendering and encoding.
 
-    python tests/benchmarks/bench_rendering.py TOKENIZER_DIR FILE [--records 1500]
+    python -m tests.benchmarks.bench_rendering [TOKENIZER_DIR FILE] [--records 1500]
 
 TOKENIZER_DIR has tokenizer.json and tokenizer_config.json with a chat template; FILE is a corpus of
 dialogues that `shape: auto` reads (JSON or JSONL). One process, one thread; each figure is the best of
-three passes over the same records, in CPU time. Prints microseconds a record, and how many times
-transformers'
-`apply_chat_template` with its mask takes what ours takes, alone and with the fast kernel's encoding.
+three passes over the same records, in CPU time. Prints microseconds a record, and how many times what ours
+takes transformers' `apply_chat_template` with its mask takes, alone and with the fast kernel's encoding.
 Exits 1 where rendering and encoding by the fast kernel is less than 5 times as fast.
 """
 
@@ -35,6 +34,7 @@ from coverage_job.counting.cuts import derive
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
 from coverage_job.tokenizer.load import describe, load
+from tests.conftest import SHARED
 
 FACTOR = 5.0
 
@@ -67,10 +67,15 @@ def batch_of(rendered: list[Rendered]) -> list[TextBatch]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("tokenizer")
-    parser.add_argument("file", type=Path)
+    parser.add_argument("tokenizer", nargs="?", default=str(SHARED / "tokenizers" / "qwen3"))
+    parser.add_argument(
+        "file", type=Path, nargs="?", default=SHARED / "sft" / "llamafactory" / "alpaca_en_demo.json"
+    )
     parser.add_argument("--records", type=int, default=1500)
     options = parser.parse_args()
+    if not options.file.exists():
+        print(f"left out: {options.file} is not there; name a tokenizer's folder and a file of dialogues")
+        return 0
     # Read when the tokenizers' thread pool starts.
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
