@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,12 @@ from coverage_job.counting import added, scan, split, table, unigram
 from coverage_job.counting.bpe import index_merges
 from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.reference import ReferenceKernel
+from coverage_job.counting.unigram_model import character_map
 
 _MIB = 1 << 20
 _ROW_BYTES = 32
 _FIRST_ROWS = 1 << 15
+_PART_BYTES = 1 << 16
 # Shares of the table's memory: rows, bytes of longer chunks, ids of chunks with more than two.
 _LEAST_BYTES = scan.GROUP * table.LONG
 
@@ -94,7 +97,9 @@ class FastKernel:
         start = time.perf_counter()
         self._arrays = cuts.arrays
         self._unigram = _unigram(cuts) if cuts.facts["family"] == "unigram" else None
-        if self._unigram is None:
+        if self._unigram is not None:
+            self._map = character_map(json.loads(self._arrays["character_step"].tobytes()))
+        else:
             self._normal_form = cuts.facts["normal_form"]
             self._words = cuts.facts["family"] == "words"
             self._model = _model(cuts)
@@ -167,7 +172,7 @@ class FastKernel:
         """As `_run_chunks`."""
         prepared, moved, normal = batch, matches, np.zeros(len(skip), np.uint8)
         if self._arrays["unsettled"].any():
-            prepared, moved, normal = self._normalized_apart(batch, matches, skip)
+            prepared, moved, normal = self._mapped(batch, matches, skip)
         spans = np.empty((0, 2), np.int64) if batch.spans is None else np.ascontiguousarray(batch.spans)
         has_spans = batch.spans is not None
         ids, mask, ends, seams, left = unigram.run(
@@ -183,15 +188,12 @@ class FastKernel:
             self._leave(batch, skip, np.flatnonzero(left == why), reason)
         return ids, mask, ends, seams
 
-    def _normalized_apart(
-        self, batch: TextBatch, matches: Int64, skip: UInt8
-    ) -> tuple[TextBatch, Int64, UInt8]:
-        """The batch with each piece that holds an unsettled character normalized by the tokenizer, but for
-        its added tokens; where these are then; and which pieces those are."""
+    def _mapped(self, batch: TextBatch, matches: Int64, skip: UInt8) -> tuple[TextBatch, Int64, UInt8]:
+        """The batch where each piece that holds an unsettled character has its characters mapped by
+        the tokenizer, but for its added tokens; where these are then; and which pieces those are."""
         normal = added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & (1 - skip)
         if not normal.any():
             return batch, matches, normal
-        normalize = self._tokenizer.normalizer.normalize_str
         blob, at = batch.text.data, 0
         texts: list[bytes] = []
         sizes, moved = np.diff(batch.pieces), matches.copy()
@@ -203,8 +205,14 @@ class FastKernel:
             at, size = start, 0
             for row in range(first, last + 1):
                 start, end = matches[row, :2].tolist() if row < last else (stop, stop)
-                texts.append(normalize(str(blob[at:start], "utf-8")).encode())
-                size += len(texts[-1])
+                while at < start:
+                    # In parts, for the library takes fifty bytes of memory a byte.
+                    border = unigram.next_border(
+                        batch.text, min(at + _PART_BYTES, start), start, self._arrays["unsettled"]
+                    )
+                    texts.append(self._map(str(blob[at:border], "utf-8")).encode())
+                    size += len(texts[-1])
+                    at = border
                 if row < last:
                     moved[row, :2] = size, size + end - start
                 texts.append(bytes(blob[start:end]))

@@ -35,7 +35,7 @@ class Model(NamedTuple):
     """What is known of the tokenizer (see unigram_model.py)."""
 
     kinds: Any  # uint8[0x110001], what becomes of text
-    normal_kinds: Any  # uint8[0x110001], the same of text that the tokenizer has normalized
+    normal_kinds: Any  # uint8[0x110001], the same of text whose characters the tokenizer has mapped
     becomes: Any  # int32[0x110001, 2], a place and a length in what follows
     becomes_bytes: Any  # uint8
     growth: int  # most bytes that a byte becomes
@@ -60,8 +60,8 @@ class Model(NamedTuple):
 
 
 class Source(NamedTuple):
-    """text, pieces, matches: as scan.Batch, of which pieces with `normal` (uint8[p]) are already normalized;
-    own_pieces, own_matches: the same in the text before that, where spans (int64[s, 2]) are places."""
+    """text, pieces, matches: as scan.Batch, of which pieces with `normal` (uint8[p]) have their characters
+    mapped; own_pieces, own_matches: the same in the text before that, where spans (int64[s, 2]) are."""
 
     text: Any
     pieces: Any
@@ -301,6 +301,7 @@ def run(model, source):
         model.becomes,
         model.becomes_bytes,
     )
+    strip_left, strip_right, collapse = model.strip_left, model.strip_right, model.collapse
     sign, prefix, meta = model.sign, model.prefix, model.meta
     units, scores, widths, single = model.units, model.scores, model.widths, model.single
     hidden_nodes, hidden_first = model.hidden_nodes, model.hidden_first
@@ -349,7 +350,6 @@ def run(model, source):
             shift = at - own_at
             is_normal = normal[piece] != 0
             n, gap, even = np.int64(_LEAD), np.int64(model.by_words), not is_normal and not model.by_words
-            strip_left, collapse = model.strip_left and not is_normal, model.collapse and not is_normal
             while at < segment_end:
                 stop = min(at + _BLOCK, segment_end)
                 room = n + len(sign) * (gap + 1) + (_BLOCK + 4) * model.growth + 8
@@ -374,16 +374,14 @@ def run(model, source):
                     even,
                 )
             if gap > 0 and not model.by_words:
-                if model.strip_right and not is_normal:
+                if strip_right or (strip_left and n == _LEAD):
                     even = False
-                elif not (strip_left and n == _LEAD):
+                else:
                     even &= gap == 1 or not collapse
                     n = _signs(sign, buffer, n, 1 if collapse else gap)
-                else:
-                    even = False
             start = np.int64(_LEAD)
             if n > start:
-                if len(prefix) > 0 and not is_normal:
+                if len(prefix) > 0:
                     start -= len(prefix)
                     buffer[start:_LEAD] = prefix
                 elif (meta == 1 or (meta == 2 and own_at == piece_start)) and not _is_sign(
@@ -465,6 +463,24 @@ def run(model, source):
             seams[piece] = 0
         ends[piece] = t
     return ids[:t], mask[:t] if has_spans else mask, ends, seams, left
+
+
+@compiled
+def next_border(text, at, end, unsettled):
+    """The first place from `at` on, or `end`, with a settled character on either side: what characters become
+    on one does not depend on the other."""
+    while at < end and text[at] & 0xC0 == 0x80:
+        at += 1
+    was_open = True
+    was_return = False
+    while at < end:
+        point, size = decode(text, at)
+        is_open = unsettled[point]
+        if not (was_open or is_open or (was_return and point == 10)):
+            return at
+        was_open, was_return = is_open, point == 13
+        at += size
+    return end
 
 
 @compiled

@@ -9,9 +9,10 @@ Metaspace.
 from __future__ import annotations
 
 import base64
+import json
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -109,6 +110,16 @@ def _read_splits(splits: Sequence[Step]) -> tuple[int, bool, bool, bool]:
     return 0, True, True, True
 
 
+def character_map(step: Step | None) -> Callable[[str], str]:
+    """What a normalizer that maps characters does to a text; nothing where there is none."""
+    if step is None:
+        return str
+    if step["type"] == "Precompiled":
+        return normalizers.Precompiled(base64.b64decode(step["precompiled_charsmap"])).normalize_str
+    form: normalizers.Normalizer = getattr(normalizers, step["type"])()
+    return form.normalize_str
+
+
 def _characters(step: Step | None, by_words: bool) -> tuple[dict[str, Array], dict[str, Any]]:
     """What becomes of each character, and which leave it open.
 
@@ -118,14 +129,12 @@ def _characters(step: Step | None, by_words: bool) -> tuple[dict[str, Array], di
     text of these is in that form, and is what normalizing gives, for normal forms may be taken part by part.
     """
     open_ones: Bools = np.zeros(CODE_POINTS, np.bool_)
-    normalize = None
+    normalize = character_map(step)
     settled: Bools | None = None  # of a normal form
     if step is not None and step["type"] == "Precompiled":
-        normalize = normalizers.Precompiled(base64.b64decode(step["precompiled_charsmap"])).normalize_str
         open_ones = join_clusters()
     elif step is not None:
         form: Form = step["type"]
-        normalize = getattr(normalizers, step["type"])().normalize_str
         settled = ~unsettled(form)
     kinds, normal_kinds = np.full((2, CODE_POINTS + 1), SAME, np.uint8)
     becomes = np.zeros((CODE_POINTS + 1, 2), np.int32)
@@ -139,7 +148,7 @@ def _characters(step: Step | None, by_words: bool) -> tuple[dict[str, Array], di
         is_space = c == 0x20 or (by_words and _is_white(character))
         if is_space:
             normal_kinds[c] = A_SPACE
-        normal = character if normalize is None else normalize(character)
+        normal = normalize(character)
         if settled is not None and not settled[c]:
             # One that does not know the character, or knows it otherwise, is not the one asked above.
             open_ones[c] = (
@@ -161,7 +170,7 @@ def _characters(step: Step | None, by_words: bool) -> tuple[dict[str, Array], di
             kinds[c] = OTHER if len(normal) == 1 else SEVERAL
             becomes[c] = len(spelled), len(normal.encode())
             spelled += normal.encode()
-    if normalize is not None and normalize("\r\n") != normalize("\r") + normalize("\n"):
+    if normalize("\r\n") != normalize("\r") + normalize("\n"):
         normal = normalize("\r\n")
         if by_words and any(_is_white(x) and x != " " for x in normal):
             raise Unsupported("its normalizer keeps ends of lines")
@@ -178,6 +187,7 @@ def _characters(step: Step | None, by_words: bool) -> tuple[dict[str, Array], di
         "becomes": becomes,
         "becomes_bytes": np.frombuffer(bytes(spelled), np.uint8),
         "unsettled": open_ones,
+        "character_step": np.frombuffer(json.dumps(step).encode(), np.uint8),
     }
     return arrays, {"growth": growth, "has_crlf": has_crlf, "open": bool(open_ones.any())}
 

@@ -23,7 +23,7 @@ from tokenizers import (
 
 from coverage_job.config import RankFile
 from coverage_job.corpus.documents import TextBatch, TokenBatch
-from coverage_job.counting import bpe, table
+from coverage_job.counting import bpe, kernel, table
 from coverage_job.counting.bpe_model import byte_model
 from coverage_job.counting.cuts import Cuts, derive
 from coverage_job.counting.kernel import FastKernel
@@ -260,6 +260,23 @@ def assert_same(fast: TokenBatch, reference: TokenBatch) -> None:
 def test_tiny_tokenizers_count_as_the_reference(name: str, batch: TextBatch) -> None:
     fast, reference = kernels(name)
     assert_same(fast.encode(batch), reference.encode(batch))
+
+
+@pytest.mark.parametrize("name", ["unigram, NFKC", "unigram, NFD", "unigram, a map", "unigram, words"])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(batch=batches(False))
+def test_characters_may_be_mapped_in_parts(name: str, batch: TextBatch) -> None:
+    fast, reference = kernels(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "_PART_BYTES", 1)
+        assert_same(fast.encode(batch), reference.encode(batch))
+
+
+def test_a_long_run_of_unknown_characters_is_one_token_or_its_bytes() -> None:
+    for name in ("unigram, ties", "unigram, bytes"):
+        fast, reference = kernels(name)
+        batch = make_batch([["a" + "𠮷" * 70_000 + "b"]], [(3, 50), (60_000, 70_002)])
+        assert_same(fast.encode(batch), reference.encode(batch))
 
 
 @needs_shared
