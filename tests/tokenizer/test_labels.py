@@ -61,9 +61,23 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
     assert 1 - len(wrong) / sure >= at_least, wrong
 
 
-@pytest.mark.parametrize("column", ["language", "category"])
-def test_the_blind_sample(column: str) -> None:
-    sure, wrong = disagreements(BLIND, column)
+# Each labelled by somebody who had not seen the rules; the rules were worked on after each but the last, whose
+# 91.4 % of languages is what to expect of tokens that nobody has looked at. The aim is 95 %.
+@pytest.mark.parametrize(
+    ("number", "column"),
+    [
+        ("", "language"),
+        ("", "category"),
+        pytest.param(
+            "_2", "language", marks=pytest.mark.xfail(strict=True, reason="under 95 %: see docs/limits.md")
+        ),
+        ("_2", "category"),
+        pytest.param("_3", "language", marks=pytest.mark.xfail(strict=True, reason="91.4 %, not 95 %")),
+        ("_3", "category"),
+    ],
+)
+def test_the_blind_samples(number: str, column: str) -> None:
+    sure, wrong = disagreements(BLIND.with_stem(BLIND.stem + number), column)
     assert sure >= 150
     assert 1 - len(wrong) / sure >= 0.95, wrong
 
