@@ -68,9 +68,7 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
     [
         ("", "language"),
         ("", "category"),
-        pytest.param(
-            "_2", "language", marks=pytest.mark.xfail(strict=True, reason="under 95 %: see docs/limits.md")
-        ),
+        ("_2", "language"),
         ("_2", "category"),
         pytest.param("_3", "language", marks=pytest.mark.xfail(strict=True, reason="91.4 %, not 95 %")),
         ("_3", "category"),
