@@ -44,12 +44,12 @@ def read_added(
         raise Unsupported("it has an added token of spaces")
     arrays: dict[str, Array] = {}
     for name, literals in tries.items():
-        nodes, first = _trie(literals)
+        nodes, first = trie(literals)
         arrays |= {f"{name}_nodes": nodes, f"{name}_first": first}
     return arrays
 
 
-def _trie(literals: dict[bytes, int]) -> tuple[Array, Array]:
+def trie(literals: dict[bytes, int]) -> tuple[Array, Array]:
     """int32[n, 4] of (byte, first child, next sibling, id or -1), row 0 unused; and the node of each first
     byte (int32[256], 0 where none)."""
     nodes: list[list[int]] = [[0, 0, 0, -1]]
@@ -82,7 +82,7 @@ def _may_begin(text, at, first):
 
 
 @inlined
-def _next_match(text, at, end, nodes, first):
+def next_match(text, at, end, nodes, first):
     """(start, end, id) of the leftmost and there longest added token in text[at:end]; start is -1 where
     none."""
     while at < end:
@@ -123,11 +123,11 @@ def find_added(text, pieces, raw_nodes, raw_first, nodes, first, matches):
         while at < piece_end:
             start, end, token = np.int64(-1), np.int64(-1), np.int64(-1)
             if has_raw:
-                start, end, token = _next_match(text, at, piece_end, raw_nodes, raw_first)
+                start, end, token = next_match(text, at, piece_end, raw_nodes, raw_first)
             if has_other:
                 limit = start if start >= 0 else piece_end
                 while at < limit:
-                    s, e, i = _next_match(text, at, limit, nodes, first)
+                    s, e, i = next_match(text, at, limit, nodes, first)
                     if s < 0:
                         break
                     if n < len(matches):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +23,13 @@ from tokenizers import Tokenizer
 from coverage_job.counting import patterns, pretokens
 from coverage_job.counting.added import read_added
 from coverage_job.counting.bpe_model import SPACE, byte_model, character_model
-from coverage_job.counting.patterns import CODE_POINTS, Bools, Unsupported
+from coverage_job.counting.normal_forms import unsettled
+from coverage_job.counting.patterns import CODE_POINTS, Unsupported
+from coverage_job.counting.unigram_model import unigram_model
 from coverage_job.counting.words import word_model
 
 # Raised whenever what is derived changes; a cached file of another version is derived anew.
-FORMAT = 4
+FORMAT = 5
 
 Array = npt.NDArray[Any]
 
@@ -38,10 +39,10 @@ class Cuts:
     """What the kernel knows of a tokenizer.
 
     reason: why it has no fast path; '' where it has one.
-    facts: small values: ``family`` (byte_bpe | char_bpe | words), ``ignore_merges``, ``normal_form`` (or
-    None), ``prefix``.
-    arrays: what `scan.Model` is made of, the tries of added tokens, and which characters leave normalizing
-    open.
+    facts: small values: ``family`` (byte_bpe | char_bpe | words | unigram), ``ignore_merges``,
+    ``normal_form`` (or None), ``prefix``; or those of `unigram.Model`.
+    arrays: what `scan.Model` or `unigram.Model` is made of, the tries of added tokens, and which characters
+    leave normalizing open.
     """
 
     reason: str
@@ -82,13 +83,15 @@ def _derive(tokenizer: Tokenizer, config: dict[str, Any]) -> Cuts:
     model = config["model"]
     if model["type"] == "WordPiece":
         return Cuts("", *word_model(config, tokenizer))
+    normalizers = _flat(config.get("normalizer"), "normalizers")
+    splits = _flat(config.get("pre_tokenizer"), "pretokenizers")
+    if model["type"] == "Unigram":
+        return Cuts("", *unigram_model(config, normalizers, splits, tokenizer))
     if model["type"] != "BPE":
         raise Unsupported(f"its model is {model['type']}")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise Unsupported(f"its model has {key}")
-    splits = _flat(config.get("pre_tokenizer"), "pretokenizers")
-    normalizers = _flat(config.get("normalizer"), "normalizers")
     if not splits:
         return _derive_characters(config, normalizers, tokenizer)
     if splits[-1]["type"] != "ByteLevel":
@@ -105,7 +108,7 @@ def _derive(tokenizer: Tokenizer, config: dict[str, Any]) -> Cuts:
     arrays |= byte_model(model)
     arrays |= read_added(config["added_tokens"], tokenizer)
     if normal_form:
-        arrays["unsettled"] = _unsettled(normal_form)
+        arrays["unsettled"] = unsettled(normal_form)
     facts = {
         "family": "byte_bpe",
         "ignore_merges": bool(model.get("ignore_merges")),
@@ -156,28 +159,3 @@ def _normal_form(normalizers: Sequence[dict[str, Any]]) -> patterns.Form | None:
         if len(normalizers) == 1 and normalizers[0]["type"] == form:
             return form
     raise Unsupported("its normalizer is " + ", ".join(n["type"] for n in normalizers))
-
-
-def _unsettled(form: patterns.Form) -> Bools:
-    """The code points whose presence leaves open whether a text is in normal form: bool[0x110000].
-
-    A text of settled characters alone is in normal form whatever their order: each is a starter, is its own
-    normal form, and never composes with what stands before it. The Unicode stability policy keeps this
-    true of assigned characters in all versions; those that this Python does not know are unsettled.
-    """
-    found = np.zeros(CODE_POINTS, np.bool_)
-    second: set[int] = set()
-    for c in range(CODE_POINTS):
-        decomposition = unicodedata.decomposition(chr(c))
-        if decomposition and not decomposition.startswith("<"):
-            second.update(int(p, 16) for p in decomposition.split()[1:])
-    for c in range(CODE_POINTS):
-        character = chr(c)
-        found[c] = (
-            unicodedata.category(character) in ("Cn", "Cs")
-            or unicodedata.combining(character) != 0
-            or unicodedata.normalize(form, character) != character
-            or c in second
-            or 0x1160 <= c <= 0x11FF  # vowels and finals of Hangul compose by rule
-        )
-    return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from coverage_job.corpus.documents import Int32, Int64, TextBatch, TokenBatch, UInt8
-from coverage_job.counting import added, scan, split, table
+from coverage_job.counting import added, scan, split, table, unigram
 from coverage_job.counting.bpe import index_merges
 from coverage_job.counting.cuts import Cuts
 from coverage_job.counting.reference import ReferenceKernel
@@ -92,12 +93,14 @@ class FastKernel:
             return
         start = time.perf_counter()
         self._arrays = cuts.arrays
-        self._normal_form = cuts.facts["normal_form"]
-        self._words = cuts.facts["family"] == "words"
-        self._model = _model(cuts)
-        self._vocabulary = _vocabulary(cuts)
-        self._cache = _Cache(cache_mib * _MIB)
-        self._group = scan.new_group()
+        self._unigram = _unigram(cuts) if cuts.facts["family"] == "unigram" else None
+        if self._unigram is None:
+            self._normal_form = cuts.facts["normal_form"]
+            self._words = cuts.facts["family"] == "words"
+            self._model = _model(cuts)
+            self._vocabulary = _vocabulary(cuts)
+            self._cache = _Cache(cache_mib * _MIB)
+            self._group = scan.new_group()
         # Compiling, or loading what was compiled, is paid here and not by the first batch.
         self.encode(_warm_up(False))
         self.encode(_warm_up(True))
@@ -111,7 +114,6 @@ class FastKernel:
             return self._reference.encode(batch)
         n_pieces = len(batch.pieces) - 1
         skip = np.zeros(n_pieces, np.uint8)
-        prepared = batch
         matches = self._find(batch, "raw", "normal")
         flagged = matches[:, 2] == -2
         if flagged.any():
@@ -121,6 +123,25 @@ class FastKernel:
         if batch.plain is not None:
             at = np.searchsorted(batch.pieces, batch.plain[:, 0], side="right") - 1
             self._leave(batch, skip, np.unique(at), "special-token text in messages")
+        if self._unigram is not None:
+            ids, mask, ends, seams = self._run_unigram(self._unigram, batch, matches, skip)
+        else:
+            ids, mask, ends, seams = self._run_chunks(batch, matches, skip)
+        if skip.any():
+            ids, mask, ends, seams = self._with_reference(batch, skip, ids, mask, ends, seams)
+        ends = np.concatenate([[0], ends])
+        sums = np.concatenate([[0], np.cumsum(seams, dtype=np.int64)])[batch.documents]
+        return TokenBatch(
+            ids=ids,
+            documents=ends[batch.documents],
+            supervised=mask if batch.spans is not None else None,
+            seams=np.diff(sums).astype(np.int32) if batch.spans is not None else None,
+            keys=batch.keys,
+        )
+
+    def _run_chunks(self, batch: TextBatch, matches: Int64, skip: UInt8) -> tuple[Int32, UInt8, Int64, Int32]:
+        """Ids, mask, tokens up to each piece's end, and seams by piece; of skipped pieces there are none."""
+        prepared = batch
         if len(self._arrays["suspect_nodes"]) > 1:
             suspects = self._find(batch, "suspect", "suspect")[:, 3]
             if len(suspects):
@@ -138,17 +159,62 @@ class FastKernel:
         if (seams < 0).any():
             self._leave(batch, skip, np.flatnonzero(seams < 0), "the border of a span inside a word")
             ids, mask, ends, seams = self._run(prepared, matches, skip)
-        if skip.any():
-            ids, mask, ends, seams = self._with_reference(batch, skip, ids, mask, ends, seams)
-        ends = np.concatenate([[0], ends])
-        sums = np.concatenate([[0], np.cumsum(seams, dtype=np.int64)])[batch.documents]
-        return TokenBatch(
-            ids=ids,
-            documents=ends[batch.documents],
-            supervised=mask if batch.spans is not None else None,
-            seams=np.diff(sums).astype(np.int32) if batch.spans is not None else None,
-            keys=batch.keys,
+        return ids, mask, ends, seams
+
+    def _run_unigram(
+        self, model: unigram.Model, batch: TextBatch, matches: Int64, skip: UInt8
+    ) -> tuple[Int32, UInt8, Int64, Int32]:
+        """As `_run_chunks`."""
+        prepared, moved, normal = batch, matches, np.zeros(len(skip), np.uint8)
+        if self._arrays["unsettled"].any():
+            prepared, moved, normal = self._normalized_apart(batch, matches, skip)
+        spans = np.empty((0, 2), np.int64) if batch.spans is None else np.ascontiguousarray(batch.spans)
+        has_spans = batch.spans is not None
+        ids, mask, ends, seams, left = unigram.run(
+            model,
+            unigram.Source(
+                prepared.text, prepared.pieces, skip, normal, moved, batch.pieces, matches, spans, has_spans
+            ),
         )
+        for why, reason in (
+            (unigram.BORDER, "the border of a span in text that normalizing makes longer or shorter"),
+            (unigram.HIDDEN, "an added token that is looked for in normalized text"),
+        ):
+            self._leave(batch, skip, np.flatnonzero(left == why), reason)
+        return ids, mask, ends, seams
+
+    def _normalized_apart(
+        self, batch: TextBatch, matches: Int64, skip: UInt8
+    ) -> tuple[TextBatch, Int64, UInt8]:
+        """The batch with each piece that holds an unsettled character normalized by the tokenizer, but for
+        its added tokens; where these are then; and which pieces those are."""
+        normal = added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & (1 - skip)
+        if not normal.any():
+            return batch, matches, normal
+        normalize = self._tokenizer.normalizer.normalize_str
+        blob, at = batch.text.data, 0
+        texts: list[bytes] = []
+        sizes, moved = np.diff(batch.pieces), matches.copy()
+        moved[:, :2] -= batch.pieces[moved[:, 3]][:, None]
+        for piece in np.flatnonzero(normal).tolist():
+            first, last = np.searchsorted(matches[:, 3], [piece, piece + 1]).tolist()
+            start, stop = int(batch.pieces[piece]), int(batch.pieces[piece + 1])
+            texts.append(bytes(blob[at:start]))
+            at, size = start, 0
+            for row in range(first, last + 1):
+                start, end = matches[row, :2].tolist() if row < last else (stop, stop)
+                texts.append(normalize(str(blob[at:start], "utf-8")).encode())
+                size += len(texts[-1])
+                if row < last:
+                    moved[row, :2] = size, size + end - start
+                texts.append(bytes(blob[start:end]))
+                size += end - start
+                at = end
+            sizes[piece] = size
+        texts.append(bytes(blob[at:]))
+        pieces = np.concatenate([batch.pieces[:1], batch.pieces[0] + np.cumsum(sizes)])
+        moved[:, :2] += pieces[moved[:, 3]][:, None]
+        return replace(batch, text=np.frombuffer(b"".join(texts), np.uint8), pieces=pieces), moved, normal
 
     def _leave(self, batch: TextBatch, skip: UInt8, pieces: Int64, reason: str) -> None:
         """Leave pieces to the reference."""
@@ -337,6 +403,14 @@ def _model(cuts: Cuts) -> scan.Model:
         unknown=cuts.facts.get("unknown", -1),
         most_characters=cuts.facts.get("most_characters", 0),
     )
+
+
+def _unigram(cuts: Cuts) -> unigram.Model:
+    own = {"kinds", "normal_kinds", "becomes", "becomes_bytes", "units", "scores", "widths", "single"}
+    facts: dict[str, Any] = {n: value for n, value in cuts.facts.items() if n in unigram.Model._fields}
+    facts |= {name: np.frombuffer(facts[name].encode(), np.uint8) for name in ("sign", "prefix")}
+    facts |= {name: cuts.arrays[name] for name in own | {"hidden_nodes", "hidden_first"}}
+    return unigram.Model(**facts)
 
 
 def _vocabulary(cuts: Cuts) -> table.Table:

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from coverage_job.counting import patterns, pretokens
 from coverage_job.counting.cuts import Cuts, derive
-from tests.counting.test_kernel import SPLIT, by_characters, byte_level, words
+from tests.counting.test_kernel import SPLIT, by_characters, byte_level, t5, unigram, words
 from tests.counting.texts import texts
 
 PATTERNS = [
@@ -70,8 +70,16 @@ def test_a_letter_that_folds_to_an_ascii_one_is_found() -> None:
     ]
 
 
-def unigram() -> Tokenizer:
-    return Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False))
+def without_an_unknown_token() -> Tokenizer:
+    return Tokenizer(models.Unigram([("a", -1.0)], None, False))
+
+
+def with_lower_case() -> Tokenizer:
+    return unigram(normalizers.Lowercase())
+
+
+def with_words_of_another_kind() -> Tokenizer:
+    return unigram(None, pre_tokenizers.Whitespace())
 
 
 def without_a_byte() -> Tokenizer:
@@ -87,7 +95,9 @@ def with_another_normalizer() -> Tokenizer:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (unigram, "Unigram"),
+        (without_an_unknown_token, "no unknown token"),
+        (with_lower_case, "its normalizer has Lowercase"),
+        (with_words_of_another_kind, "its pre-tokenizer is Whitespace"),
         (without_a_byte, "no token for the byte"),
         (with_another_normalizer, "its normalizer is Lowercase"),
     ],
@@ -98,7 +108,7 @@ def test_a_tokenizer_without_a_proven_path_says_why(make: object, reason: str) -
     assert Cuts.from_bytes(cuts.to_bytes()).reason == cuts.reason
 
 
-@pytest.mark.parametrize("make", [lambda: byte_level(True), lambda: by_characters(True), words])
+@pytest.mark.parametrize("make", [lambda: byte_level(True), lambda: by_characters(True), words, t5])
 def test_cuts_come_back_from_bytes(make: object) -> None:
     cuts = derive(make())  # type: ignore[operator]
     again = Cuts.from_bytes(cuts.to_bytes())
@@ -108,7 +118,7 @@ def test_cuts_come_back_from_bytes(make: object) -> None:
 
 
 def test_damaged_cuts_are_told() -> None:
-    data = derive(unigram()).to_bytes()
+    data = derive(without_a_byte()).to_bytes()
     for damaged in (b"", data[:40], b"x" * 100):
         with pytest.raises(ValueError, match="not a file of cuts"):
             Cuts.from_bytes(damaged)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from functools import lru_cache
 from itertools import pairwise
 
@@ -96,7 +97,107 @@ def words() -> Tokenizer:
     return tokenizer
 
 
+def unigram(
+    normalizer: object = None,
+    pre_tokenizer: object = None,
+    byte_fallback: bool = False,
+    prefix: str = "",
+    ties: bool = False,
+) -> Tokenizer:
+    """Entries of LESSON; with ties, scores that are equal or equal in sum."""
+    pick = random.Random(5)
+    text = prefix + " ".join(LESSON[:6]).replace(" ", "▁") + "▁▁\t\n0123456789"
+    entries = {"<unk>": -9.0}
+    for c in text:
+        # Some characters are left out, to be unknown alone or at all.
+        if pick.random() < 0.8:
+            entries.setdefault(c, -6.0 if ties else -5 - 3 * pick.random())
+    for _ in range(400):
+        at, size = pick.randrange(len(text)), pick.randint(2, 7)
+        score = -2.0 * pick.randint(1, size) if ties else -(4 + 9 * pick.random())
+        entries.setdefault(text[at : at + size], score)
+    if byte_fallback:
+        entries |= {f"<0x{b:02X}>": -9.0 for b in range(256)}
+    tokenizer = Tokenizer(models.Unigram(list(entries.items()), 0, byte_fallback))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.add_special_tokens(["<s>", "<unk>", "[INST]"])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=True), AddedToken("[MASK]", lstrip=True)])
+    return tokenizer
+
+
+def charsmap() -> normalizers.Normalizer:
+    """A map of characters and clusters, as SentencePiece writes one: a double array, and what it leads to."""
+    becomes = {
+        **{chr(c): " " for c in (9, 10, 13, 0xA0, 0x3000)},
+        **{chr(c): "" for c in (1, 7, 0x200B, 0xFEFF)},
+        **{chr(0xFF01 + k): chr(0x21 + k) for k in range(94)},
+        **dict(zip("①㎏ﬁⅣ²⅕ア", ("1", "kg", "fi", "IV", "2", "1/5", "ｱｱ"), strict=True)),
+        **dict(pair.split("=") for pair in ("か\u3099=が", "ｶﾞ=ガ", "a\u0301=á", "👍🏽=+", "\u0301='")),
+        "\u1100\u1161": "가",
+    }
+    spelled, keys = b"", {}
+    for key, value in becomes.items():
+        keys[key.encode()] = len(spelled)
+        spelled += value.encode() + b"\0"
+    units: dict[int, int] = {}
+    nodes = [(b"", 0)]
+    block = 1
+    for node, place in nodes:
+        # A block of 256 units for each node, and as far a way to it as an XOR makes.
+        base, block = block * 256, block + 1
+        units[place] = units.get(place, 0) | (base ^ place) << 10
+        for byte in sorted({k[len(node)] for k in keys if k.startswith(node) and len(k) > len(node)}):
+            child = node + bytes([byte])
+            units[base ^ byte] = byte | (child in keys) << 8
+            nodes.append((child, base ^ byte))
+        if node in keys:
+            units[base] = keys[node]
+    array = np.zeros(block * 256, np.uint32)
+    array[list(units)] = list(units.values())
+    return normalizers.Precompiled(struct.pack("<I", array.nbytes) + array.tobytes() + spelled)
+
+
+def cleaned(*steps: normalizers.Normalizer) -> normalizers.Normalizer:
+    """As the loader of SentencePiece's models makes it, with these steps first."""
+    strip, runs = (Regex(r"\A +| +\z"), ""), (Regex(" {2,}"), " ")
+    return normalizers.Sequence(
+        [
+            *steps,
+            normalizers.Replace(*strip),
+            normalizers.Replace(*runs),
+            normalizers.Prepend("▁"),
+            normalizers.Replace(" ", "▁"),
+        ]
+    )
+
+
+def t5() -> Tokenizer:
+    splits = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    return unigram(charsmap(), pre_tokenizers.Sequence(splits), prefix="▁")
+
+
+UNIGRAM = {
+    "unigram": lambda: unigram(),
+    "unigram, ties": lambda: unigram(normalizers.Replace(" ", "▁"), ties=True),
+    "unigram, bytes": lambda: unigram(normalizers.Replace(" ", "▁"), byte_fallback=True, ties=True),
+    "unigram, NFKC": lambda: unigram(cleaned(normalizers.NFKC()), byte_fallback=True),
+    "unigram, NFD": lambda: unigram(cleaned(normalizers.NFD())),
+    "unigram, a map": lambda: unigram(cleaned(charsmap()), ties=True),
+    "unigram, a map and bytes": lambda: unigram(
+        normalizers.Sequence([charsmap(), normalizers.Replace(" ", "▁")]), byte_fallback=True
+    ),
+    "unigram, Metaspace": lambda: unigram(None, pre_tokenizers.Metaspace(), True),
+    "unigram, Metaspace first": lambda: unigram(
+        normalizers.Replace(Regex(" {2,}"), "▁"),
+        pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+    ),
+    "unigram, words": t5,
+}
 TINY = {
+    **UNIGRAM,
     "byte level": lambda: byte_level(False),
     "byte level, whole pre-tokens": lambda: byte_level(True),
     "byte level, NFC": lambda: byte_level(False, normalizers.NFC()),
@@ -125,6 +226,8 @@ REAL = [
     "llama2",
     "mistral_v1",
     "minilm_wordpiece",
+    "j2_unigram",
+    "ja_unigram",
 ]
 
 
