@@ -61,7 +61,7 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
     assert 1 - len(wrong) / sure >= at_least, wrong
 
 
-# Each labelled by somebody who had not seen the rules; the rules were worked on after each but the last, whose
+# Each labelled by somebody who had not seen the rules. They were worked on after each but the last, whose
 # 91.4 % of languages is what to expect of tokens that nobody has looked at. The aim is 95 %.
 @pytest.mark.parametrize(
     ("number", "column"),
