@@ -8,13 +8,13 @@ rounding alone, are decided as there, and nothing is cut or kept: each text is g
 from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from coverage_job.counting.added import next_match
 from coverage_job.counting.compiled import compiled, get, inlined, put
+from coverage_job.counting.double_array import UNIT_BASE, UNIT_ID, UNIT_LABEL, larger
 from coverage_job.counting.split import decode
 
 # What becomes of a character: itself; a space; another one; anything else, or several.
@@ -26,9 +26,6 @@ BORDER, HIDDEN = 1, 2
 
 _BLOCK = 1 << 16
 _LEAD = 3  # bytes before the normalized text, room for what is put before it
-_UNIT_LABEL = np.uint64(31)  # a unit of the trie: base << 40 | (0x100 | byte) << 31 | id + 1
-_UNIT_BASE = np.uint64(40)
-_UNIT_ID = np.uint64(0x7FFFFFFF)
 
 
 class Model(NamedTuple):
@@ -172,7 +169,7 @@ def _best(units, scores, unknown_score, buffer, start, end, ring, back):
     """The best path of buffer[start:end]: back[place] is the id of the entry that ends there, or -1 for a
     character that is none. ring: float64[window], -inf throughout, which it is left as."""
     mask = len(ring) - 1
-    root = np.uint64(get(units, 0)) >> _UNIT_BASE
+    root = np.uint64(get(units, 0)) >> UNIT_BASE
     ring[start & mask] = 0.0
     at = start
     while at < end:
@@ -186,11 +183,11 @@ def _best(units, scores, unknown_score, buffer, start, end, ring, back):
         while place < end:
             byte = np.uint64(get(buffer, place))
             unit = units[base ^ byte]
-            if (unit >> _UNIT_LABEL) & np.uint64(0x1FF) != byte | np.uint64(0x100):
+            if (unit >> UNIT_LABEL) & np.uint64(0x1FF) != byte | np.uint64(0x100):
                 break
             place += 1
-            base = unit >> _UNIT_BASE
-            entry = np.int64(unit & _UNIT_ID)
+            base = unit >> UNIT_BASE
+            entry = np.int64(unit & UNIT_ID)
             if entry > 0:
                 candidate = get(scores, entry - 1) + here
                 if candidate > get(ring, place & mask):
@@ -209,15 +206,15 @@ def _best(units, scores, unknown_score, buffer, start, end, ring, back):
 @compiled
 def _entry(units, buffer, start, end):
     """The id of the entry buffer[start:end], or -1."""
-    base = units[0] >> _UNIT_BASE
+    base = units[0] >> UNIT_BASE
     entry = np.int64(0)
     for i in range(start, end):
         byte = np.uint64(get(buffer, i))
         unit = units[base ^ byte]
-        if (unit >> _UNIT_LABEL) & np.uint64(0x1FF) != byte | np.uint64(0x100):
+        if (unit >> UNIT_LABEL) & np.uint64(0x1FF) != byte | np.uint64(0x100):
             return np.int64(-1)
-        base = unit >> _UNIT_BASE
-        entry = np.int64(unit & _UNIT_ID)
+        base = unit >> UNIT_BASE
+        entry = np.int64(unit & UNIT_ID)
     return entry - 1
 
 
@@ -282,13 +279,6 @@ def _supervise(spans, near, start, end, mask, t):
 
 
 @compiled
-def _larger(array, least):
-    bigger = np.empty(max(2 * len(array), least), array.dtype)
-    bigger[: len(array)] = array
-    return bigger
-
-
-@compiled
 def run(model, source):
     """(ids int32[t], mask uint8[t] or [0], the tokens up to each piece's end int64[p], seams int32[p],
     uint8[p] why a piece was left to the reference, else 0)."""
@@ -334,8 +324,8 @@ def run(model, source):
                 # An added token; what comes before it may have become nothing.
                 own_at = own_matches[m, 1]
                 if t == len(ids):
-                    ids = _larger(ids, 0)
-                    mask = _larger(mask, 0)
+                    ids = larger(ids, 0)
+                    mask = larger(mask, 0)
                 ids[t] = matches[m, 2]
                 if has_spans:
                     span, straddling = _supervise(
@@ -354,7 +344,7 @@ def run(model, source):
                 stop = min(at + _BLOCK, segment_end)
                 room = n + len(sign) * (gap + 1) + (_BLOCK + 4) * model.growth + 8
                 if room > len(buffer):
-                    buffer = _larger(buffer, room)
+                    buffer = larger(buffer, room)
                 at, n, gap, even = _normalize(
                     normal_kinds if is_normal else kinds,
                     becomes,
@@ -434,9 +424,9 @@ def run(model, source):
                 )
                 count = stop + 1 - w
                 if t + count > len(ids):
-                    ids = _larger(ids, t + count)
+                    ids = larger(ids, t + count)
                     if has_spans:
-                        mask = _larger(mask, len(ids))
+                        mask = larger(mask, len(ids))
                 for i in range(count):
                     put(ids, t + i, get(back, w + i))
                 if places:
@@ -481,77 +471,3 @@ def next_border(text, at, end, unsettled):
         was_open, was_return = is_open, point == 13
         at += size
     return end
-
-
-@compiled
-def build_trie(texts, bounds, ids, shares):
-    """The double array (see `_UNIT_LABEL`) of the sorted, distinct, non-empty entries
-    texts[bounds[i]:bounds[i + 1]]. A node's children stand at its base ^ byte; no two nodes share a base.
-    Of length 0 where it would be too large.
-
-    shares: float64[entries], how much of text is which, roughly: what is often met is put near together, at
-    the start."""
-    size = np.int64(1 << 16)
-    units = np.zeros(size, np.uint64)
-    taken = np.zeros(size, np.uint8)  # as a base
-    sums = np.zeros(len(ids) + 1)
-    sums[1:] = np.cumsum(shares)
-    # Nodes still to be laid out: their share (less is first), first and last entry, depth, place.
-    heap = [(-sums[-1], np.int64(0), np.int64(len(ids)), np.int64(0), np.int64(0))]
-    labels = np.empty(256, np.int64)
-    begins = np.empty(257, np.int64)
-    lowest = np.int64(256)  # nothing stands in the first block but the root: it is the leaves' base
-    highest = lowest
-    while len(heap) > 0:
-        _, first, last, depth, node = heappop(heap)
-        while first < last and bounds[first + 1] - bounds[first] == depth:
-            first += 1  # the node's own entry
-        n = 0
-        for i in range(first, last):
-            byte = np.int64(texts[bounds[i] + depth])
-            if n == 0 or byte != labels[n - 1]:
-                labels[n] = byte
-                begins[n] = i
-                n += 1
-        begins[n] = last
-        if n == 0:
-            continue
-        while lowest < size and units[lowest] != 0:
-            lowest += 1
-        # The first places that are free; where the children do not fit there soon, near the end.
-        place = lowest
-        base = np.int64(-1)
-        while base < 0:
-            if place > lowest + 64 and place < highest - 256:
-                place = highest - 256
-            if place + 512 > size:
-                units = _larger(units, 0)
-                units[size:] = 0
-                taken = _larger(taken, 0)
-                taken[size:] = 0
-                size = len(units)
-                if size > 1 << 24:
-                    return units[:0]
-            candidate = place ^ labels[0]
-            if units[place] == 0 and taken[candidate] == 0:
-                fits = True
-                for k in range(1, n):
-                    if units[candidate ^ labels[k]] != 0:
-                        fits = False
-                        break
-                if fits:
-                    base = candidate
-            place += 1
-        taken[base] = 1
-        units[node] |= np.uint64(base) << _UNIT_BASE
-        for k in range(n):
-            child = base ^ labels[k]
-            highest = max(highest, child)
-            entry = begins[k]
-            value = np.uint64(0)
-            if bounds[entry + 1] - bounds[entry] == depth + 1:
-                value = np.uint64(ids[entry] + 1)
-            units[child] = (np.uint64(labels[k] | 0x100) << _UNIT_LABEL) | value
-            last = begins[k + 1]
-            heappush(heap, (sums[entry] - sums[last], entry, last, depth + 1, child))
-    return units[: (highest | 255) + 1].copy()

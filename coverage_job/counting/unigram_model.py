@@ -21,9 +21,10 @@ from tokenizers import Tokenizer, normalizers
 
 from coverage_job.counting.added import read_added, trie
 from coverage_job.counting.bpe_model import SPACE
+from coverage_job.counting.double_array import build_trie
 from coverage_job.counting.normal_forms import join_clusters, unsettled
 from coverage_job.counting.patterns import CODE_POINTS, Bools, Form, Unsupported
-from coverage_job.counting.unigram import CRLF, OTHER, SAME, SEVERAL, build_trie
+from coverage_job.counting.unigram import CRLF, OTHER, SAME, SEVERAL
 from coverage_job.counting.unigram import SPACE as A_SPACE
 
 Array = npt.NDArray[Any]

@@ -56,6 +56,11 @@ def _start_fork_server(tokenizer: TokenizerSpec | None = None) -> None:
     try:
         with announced(tokenizer):
             forkserver.ensure_running()
+    except OSError as error:
+        # Such as a TMPDIR too long for the name of a socket.
+        raise EngineError(
+            f"worker processes cannot be started ({error}); set TMPDIR to a short path or engine.workers to 1"
+        ) from None
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -75,8 +75,9 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
         stored = {c.corpus.name: _stored(c, plan, steps) for c in plan.corpora}
     corpora = {name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items()}
     spec = replace(spec, corpora=corpora)
-    compile_here(spec, engine, steps)
     splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
+    if splits or any(c.corpus.table is not None for c in plan.corpora):
+        compile_here(spec, engine, steps)
     counts, reports = _pass(engine, spec, splits, steps)
     tainted = _tainted(reports)
     if tainted:

@@ -38,24 +38,45 @@ from coverage_job.tokenizer.spelling import spelling
 NO_LANGUAGE = "zxx"  # BCP-47: no linguistic content
 UNDETERMINED = "und"  # letters, but of an undecided language
 
-# Scripts of (nearly) one living language, and of old ones.
+# Scripts of (nearly) one language, living ones first. Braille and SignWriting have no letters in Unicode.
 _OF_SCRIPT = {
-    "Hangul": "ko", "Thai": "th", "Lao": "lo", "Khmer": "km", "Myanmar": "my", "Sinhala": "si", "Tamil": "ta",
-    "Telugu": "te", "Kannada": "kn", "Malayalam": "ml", "Gujarati": "gu", "Gurmukhi": "pa", "Oriya": "or",
-    "Georgian": "ka", "Armenian": "hy", "Greek": "el", "Tibetan": "bo", "Thaana": "dv", "Cherokee": "chr",
-    "Nko": "nqo", "Yi": "ii", "Bopomofo": "zh", "Mongolian": "mn", "Javanese": "jv", "Balinese": "ban",
-    "Sundanese": "su", "Tai_Tham": "nod", "Tifinagh": "zgh", "Syriac": "syr",
-    "Coptic": "cop", "Gothic": "got", "Glagolitic": "cu", "Egyptian_Hieroglyphs": "egy", "Ol_Chiki": "sat",
-    "Meetei_Mayek": "mni", "Vai": "vai", "Adlam": "ff", "Cuneiform": "akk", "Ugaritic": "uga",
-    "Tai_Le": "tdd", "New_Tai_Lue": "khb", "Buginese": "bug", "Cham": "cjm", "Lepcha": "lep", "Limbu": "lif",
-    "Lisu": "lis",
-    "Osage": "osa", "Osmanya": "so", "Samaritan": "sam", "Mandaic": "mid", "Syloti_Nagri": "syl",
-    "Tagalog": "tl", "Avestan": "ae", "Phoenician": "phn", "Old_Persian": "peo", "Nushu": "zh",
-    "Hiragana": "ja", "Katakana": "ja",
+    "Hangul": "ko", "Thai": "th", "Lao": "lo", "Khmer": "km", "Myanmar": "my", "Sinhala": "si",
+    "Tamil": "ta", "Telugu": "te", "Kannada": "kn", "Malayalam": "ml", "Gujarati": "gu", "Gurmukhi": "pa",
+    "Oriya": "or", "Georgian": "ka", "Armenian": "hy", "Greek": "el", "Tibetan": "bo", "Thaana": "dv",
+    "Cherokee": "chr", "Nko": "nqo", "Yi": "ii", "Bopomofo": "zh", "Nushu": "zh", "Hiragana": "ja",
+    "Katakana": "ja", "Mongolian": "mn", "Javanese": "jv", "Balinese": "ban", "Sundanese": "su",
+    "Tai_Tham": "nod", "Tifinagh": "zgh", "Syriac": "syr", "Ol_Chiki": "sat", "Meetei_Mayek": "mni",
+    "Vai": "vai", "Adlam": "ff", "Tai_Le": "tdd", "New_Tai_Lue": "khb", "Tai_Viet": "blt",
+    "Buginese": "bug", "Cham": "cjm", "Lepcha": "lep", "Limbu": "lif", "Lisu": "lis", "Osage": "osa",
+    "Osmanya": "so", "Syloti_Nagri": "syl", "Tagalog": "tl", "Bamum": "bax", "Bassa_Vah": "bsq",
+    "Batak": "bbc", "Buhid": "bku", "Chakma": "ccp", "Deseret": "en", "Shavian": "en", "Dives_Akuru": "dv",
+    "Dogra": "doi", "Elbasan": "sq", "Todhri": "sq", "Vithkuqi": "sq", "Garay": "wo",
+    "Gunjala_Gondi": "gon", "Masaram_Gondi": "gon", "Gurung_Khema": "gvr", "Hanifi_Rohingya": "rhg",
+    "Hanunoo": "hnn", "Kayah_Li": "eky", "Khojki": "sd", "Khudawadi": "sd", "Kirat_Rai": "bap",
+    "Makasar": "mak", "Medefaidrin": "dmf", "Mende_Kikakui": "men", "Miao": "hmd", "Modi": "mr",
+    "Mro": "mro", "Multani": "skr", "Nag_Mundari": "unr", "Ol_Onal": "unr", "Newa": "new",
+    "Nyiakeng_Puachue_Hmong": "hnj", "Pahawh_Hmong": "mww", "Pau_Cin_Hau": "ctd", "Rejang": "rej",
+    "Saurashtra": "saz", "Sora_Sompeng": "srb", "Sunuwar": "suz", "Tagbanwa": "tbw", "Tangsa": "nst",
+    "Tirhuta": "mai", "Toto": "txo", "Wancho": "nnp", "Warang_Citi": "hoc", "Yezidi": "ku",
+    "Samaritan": "sam", "Mandaic": "mid", "Coptic": "cop", "Gothic": "got", "Glagolitic": "cu",
+    "Egyptian_Hieroglyphs": "egy", "Cuneiform": "akk", "Ugaritic": "uga", "Avestan": "ae",
+    "Phoenician": "phn", "Old_Persian": "peo", "Ahom": "aho", "Anatolian_Hieroglyphs": "hlu",
+    "Bhaiksuki": "sa", "Grantha": "sa", "Nandinagari": "sa", "Sharada": "sa", "Siddham": "sa",
+    "Carian": "xcr", "Caucasian_Albanian": "xag", "Chorasmian": "xco", "Cypriot": "grc", "Elymaic": "arc",
+    "Hatran": "arc", "Imperial_Aramaic": "arc", "Nabataean": "arc", "Palmyrene": "arc",
+    "Inscriptional_Pahlavi": "pal", "Psalter_Pahlavi": "pal", "Inscriptional_Parthian": "xpr",
+    "Kawi": "kaw", "Kharoshthi": "pgd", "Khitan_Small_Script": "zkt", "Linear_A": "lab", "Linear_B": "gmy",
+    "Lycian": "xlc", "Lydian": "xld", "Marchen": "xzh", "Meroitic_Cursive": "xmr",
+    "Meroitic_Hieroglyphs": "xmr", "Ogham": "sga", "Old_Hungarian": "hu", "Old_Italic": "ett",
+    "Old_North_Arabian": "xna", "Old_Permic": "kv", "Old_Sogdian": "sog", "Sogdian": "sog",
+    "Old_South_Arabian": "xsa", "Old_Turkic": "otk", "Old_Uyghur": "oui", "Soyombo": "cmg",
+    "Zanabazar_Square": "cmg", "Tangut": "txg",
 }  # fmt: skip
 
 # Scripts of which one language has nearly all text.
 _MOSTLY = {"Bengali": "bn", "Hebrew": "he", "Ethiopic": "am"}
+
+_OPEN, _CONSONANTS = "[aeiouàáèéìíòóùúịụọẹ]", "[bdfghjklmnprstwy]+"
 
 # (rule, language, pattern), first match wins: letters, marks and words of languages that `spelling` lacks.
 _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
@@ -90,6 +111,9 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
         ("letters_ha", "ha", "[ɓɗƙƴƁƊƘƳ]"),
         ("letters_cy", "cy", "[ŵŷŴŶ]"),
         ("letters_sq", "sq", "ç.*ë|ë.*ç"),
+        # A dot below in a word of two syllables, which Vietnamese words are not.
+        ("letters_ig", "ig", f"(?i)[ịụ]{_CONSONANTS}{_OPEN}|{_OPEN}{_CONSONANTS}[ịụ]"),
+        ("letters_yo", "yo", f"(?i)ṣ|[ọẹ]{_CONSONANTS}{_OPEN}|{_OPEN}{_CONSONANTS}[ọẹ]"),
     ],
 }  # fmt: skip
 
@@ -97,15 +121,15 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
 _CONTRACTION = re.compile(r"['’](?:s|t|re|ve|m|ll|d)", re.IGNORECASE)
 
 # ASCII letters that are no writing: a sign on them (but the hyphen and the apostrophe, which words have),
-# digits beside them, a capital after a small letter, and the beginnings of addresses.
-_CODE = re.compile(r"[!-&(-,./:-@\[-`{-~]|[0-9]|[a-z][A-Z]|^\s*(?:https?|ftp|www)$")
+# digits beside them, capitals inside a name (getName, JSONObject), and the beginnings of addresses.
+_CODE = re.compile(r"[!-&(-,./:-@\[-`{-~]|[0-9]|[a-z][A-Z]|[A-Z]{2}[a-z]{3}|^(?:https?|ftp|www)$")
 
 # Tokens added to a language's total: a language of a few pages would else claim what its pages repeat.
 _DAMPING = 50_000
 
 # Rules that guess: counts of a corpus with languages overrule them.
 _GUESSES = re.compile(
-    r"^(?:partial_)?(?:letters_|words_|article_|alphabet$|spelling|short$|no_vowel$|han_|fullwidth$|script_mostly$|shared$)"
+    r"^(?:partial_)?(?:letters_|words_|article_|alphabet$|spelling|short$|no_vowel$|abbreviation$|han_|fullwidth$|script_mostly$|shared$)"
 )
 
 
@@ -125,11 +149,12 @@ def language_of(text: str) -> tuple[str, str, str]:
     >>> language_of("お願い"), language_of("维护"), language_of("我們")
     (('Hiragana', 'ja', 'kana'), ('Han', 'zh', 'han_simplified'), ('Han', 'zh-Hant', 'han_traditional'))
     """
-    if text.isascii():
+    bare = text.strip()  # of white space of any kind
+    if bare.isascii():
         # Most of a vocabulary: the script needs no table.
-        if not any(c.isalpha() for c in text):
+        if not bare.isalpha() and not any(c.isalpha() for c in bare):
             return COMMON, NO_LANGUAGE, "no_letters"
-        if _CODE.search(text):
+        if _CODE.search(bare):
             return "Latin", NO_LANGUAGE, "code"
         return "Latin", *_spelt(text, "Latin")
     counts = script_counts(text)
@@ -169,7 +194,7 @@ def _spelt(text: str, script: str) -> tuple[str, str]:
         letters = "".join(filter(_is_writing, text))
     # A word begins after what is no letter, and with a capital before small letters.
     begins = not text.startswith(letters[:1]) or (letters[:1].isupper() and not letters.isupper())
-    return known.decide(letters.lower(), begins)
+    return known.decide(letters.lower(), begins, capitals=letters.isupper())
 
 
 def _han(text: str) -> tuple[str, str]:
@@ -215,7 +240,9 @@ def language_of_bytes(data: bytes) -> tuple[str, str, str]:
     start = len(data) - 1
     while start > 0 and data[start] & 0xC0 == 0x80:
         start -= 1
-    scripts = _scripts_beginning(data[start:]) if data else frozenset()
+    scripts, letters = _begun(data[start:]) if data else (frozenset(), True)
+    if not letters:
+        return COMMON, NO_LANGUAGE, "partial_no_letters"
     if len(scripts) == 1:
         (script,) = scripts
         language = _OF_SCRIPT.get(script, UNDETERMINED)
@@ -224,11 +251,16 @@ def language_of_bytes(data: bytes) -> tuple[str, str, str]:
 
 
 @lru_cache(maxsize=4096)
-def _scripts_beginning(head: bytes) -> frozenset[str]:
-    """The scripts of all characters whose UTF-8 begins so; empty where none does."""
+def _begun(head: bytes) -> tuple[frozenset[str], bool]:
+    """The scripts of all characters whose UTF-8 begins so, and whether letters are among them.
+
+    No scripts where no character begins so; then nothing speaks against letters.
+    """
     codes = begun_by(head)
     numbers = np.unique(script_table()[codes.start : codes.stop]) if codes else np.array([], np.uint8)
-    return frozenset(SCRIPTS[int(n)] for n in numbers) - {"Unknown", COMMON, INHERITED}
+    scripts = frozenset(SCRIPTS[int(n)] for n in numbers) - {"Unknown"}
+    letters = not scripts or any(chr(code).isalpha() for code in codes)
+    return scripts - {COMMON, INHERITED}, letters
 
 
 def by_counts(counts: pl.DataFrame, *, min_occurrences: int = 20, min_share: float = 0.5) -> pl.DataFrame:

@@ -5,7 +5,8 @@ single language that is left decides. Among several, sequences of up to four let
 language writes the text (interpolated estimates as of Witten and Bell, 1991, learnt from `words.yaml`), times
 how common the language is on the web, and more for a language that has the whole word in its list. The
 probability is flattened, since letters are not independent, and a language is named where it has `_SURE` of
-it. Otherwise the spelling leaves the language open.
+it. Otherwise the spelling leaves the language open. A few letters inside a word, and a few capitals, which
+may be an abbreviation, must be surer (`_SURE_OF_FEW`) unless they are a word of some list.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ _VOWELS = frozenset("aeiouy")
 _ORDER, _WEIGHT = 4, 4.0
 _LONGEST = 40  # letters looked at
 _FLATTEN, _SURE = 0.65, 0.7
-_KNOWN = 2.0  # log of what a known word weighs
+_KNOWN = 2.5  # log of what a known word weighs
+_PIECE, _ABBREVIATION, _SURE_OF_FEW = 4, 6, 0.9  # few letters inside a word; few capitals
+_PLURAL_S = frozenset(("en", "fr", "es", "pt", "ca", "nl"))
 
 
 class Spelling:
@@ -63,6 +66,7 @@ class Spelling:
         self.languages = tuple(of)
         self._alphabets = [frozenset(letters) for _, letters in of.values()]
         self._ascii = script == "Latin"
+        self._cased = script in ("Latin", "Cyrillic")
         self._prior = np.log(np.array([weight for weight, _ in of.values()]))
         self._words: dict[str, list[int]] = {}  # the languages, by position, that have a word
         self._row: dict[str, int] = {}
@@ -83,6 +87,7 @@ class Spelling:
         self._none = np.zeros(len(of), np.float32)
         self._chances: dict[str, npt.NDArray[np.float32]] = {}
         self._likelies: dict[str, npt.NDArray[np.float64]] = {}
+        self._decided: dict[tuple[str, bool, bool], tuple[str, str]] = {}
         self._fitting: dict[frozenset[str], tuple[list[int], npt.NDArray[np.float64]]] = {}
 
     def _chance(self, gram: str) -> npt.NDArray[np.float32]:
@@ -113,12 +118,26 @@ class Spelling:
         prior[writing] = self._prior[writing]
         return writing, prior
 
-    def decide(self, text: str, begins: bool) -> tuple[str, str]:
+    def _having(self, text: str) -> list[int]:
+        """The languages, by position, whose lists have a word, or have it without its plural's s."""
+        having = self._words.get(text, [])
+        if text.endswith("s") and (singular := self._words.get(text[:-1])) is not None:
+            having = list({*having, *(n for n in singular if self.languages[n] in _PLURAL_S)})
+        return having
+
+    def decide(self, text: str, begins: bool, capitals: bool = False) -> tuple[str, str]:
         """Language (`und` where it stays open) and rule of letters and marks, in small letters.
 
-        begins: whether a word begins with them. Looked at are the first `_LONGEST`.
+        begins: whether a word begins with them. capitals: whether all were written as capitals. Looked at
+        are the first `_LONGEST`.
         """
-        text = text[:_LONGEST]
+        # Many of a vocabulary's words stand in it twice: with a capital, after a space.
+        asked = text[:_LONGEST], begins, capitals and len(text) <= _ABBREVIATION
+        if (decided := self._decided.get(asked)) is None:
+            decided = self._decided[asked] = self._decide(*asked)
+        return decided
+
+    def _decide(self, text: str, begins: bool, abbreviation: bool) -> tuple[str, str]:
         plain = text.isascii()
         letters = frozenset(() if plain else (c for c in text if not (self._ascii and c.isascii())))
         if (fitting := self._fitting.get(letters)) is None:
@@ -132,15 +151,21 @@ class Spelling:
             return "und", "short"
         if plain and _VOWELS.isdisjoint(text):
             return "und", "no_vowel"
+        having = self._having(text)
+        few = self._cased and (abbreviation or (not begins and len(text) <= _PIECE))
+        if abbreviation and not having and len(text) <= _PIECE:
+            return "und", "abbreviation"
+        begins = begins or (few and bool(having))
         weights, likelies = prior.copy(), self._likelies
         marked = f"_{text}" if begins else text
         for end in range(2 if begins else 1, len(marked) + 1):
             gram = marked[end - _ORDER if end > _ORDER else 0 : end]
             weights += known if (known := likelies.get(gram)) is not None else self._likely(gram)
-        if begins and (having := self._words.get(text)) is not None:
+        if begins and having:
             weights[having] += _KNOWN
         best = int(weights.argmax())
-        if np.exp(weights - weights[best]).sum() * _SURE <= 1:
+        sure = _SURE_OF_FEW if few and not having else _SURE
+        if np.exp(weights - weights[best]).sum() * sure <= 1:
             return self.languages[best], "spelling"
         return "und", "spelling_open"
 

