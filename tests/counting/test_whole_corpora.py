@@ -23,7 +23,7 @@ from tests.counting.texts import make_batch
 
 _FOLDERS = ["code", "en", "html", "ja", "ko", "latex", "multi", "ru", "wiki", "zh"]
 _BATCH = 1 << 20
-_LIMIT = float(os.environ.get("COVERAGE_JOB_TEST_MEGABYTES", "0.5")) * 1e6
+_LIMIT = float(os.environ.get("COVERAGE_JOB_TEST_MEGABYTES", "0.3")) * 1e6
 
 
 def _texts(folder: str) -> Iterator[str]:
