@@ -224,22 +224,11 @@ def list_entries(path: str) -> list[Entry]:
     return sorted(entries, key=lambda e: e.name)
 
 
-def remove_file(path: str) -> None:
-    """Remove a file, where it is there. Raises StorageError naming it."""
+def remove(path: str, *, folder: bool = False) -> None:
+    """Remove a file, or a folder and what is in it, where it is there. Raises StorageError naming it."""
     fs, plain = split_url(path)
     try:
-        with_retries(lambda: fs.rm_file(plain), path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be removed: {error}") from None
-
-
-def remove_folder(path: str) -> None:
-    """Remove a folder and what is in it, where it is there. Raises StorageError naming it."""
-    fs, plain = split_url(path)
-    try:
-        with_retries(lambda: fs.rm(plain, recursive=True), path)
+        with_retries(lambda: fs.rm(plain, recursive=True) if folder else fs.rm_file(plain), path)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from coverage_job.counting.store import read_kept_file
 from coverage_job.errors import StorageError
-from coverage_job.storage import Entry, join, list_entries, list_folder, remove_file
+from coverage_job.storage import Entry, join, list_entries, list_folder, remove
 
 # Of a folder of one corpus, read in one way; and what is in it.
 _FOLDER = re.compile(r"(?P<corpus>.+)-(?P<options>[0-9a-f]{32})")
@@ -106,5 +106,5 @@ def prune_store(
                 files += 1
                 size += entry.size
                 if not dry_run:
-                    remove_file(join(store, folder, kind, entry.name))
+                    remove(join(store, folder, kind, entry.name))
     return files, size

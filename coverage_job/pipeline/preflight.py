@@ -11,7 +11,7 @@ from coverage_job.engines.spark import SparkEngine
 from coverage_job.errors import EngineError, JobError
 from coverage_job.pipeline.plan import Plan
 from coverage_job.progress import Steps
-from coverage_job.storage import is_local, join, remove_folder, write_bytes
+from coverage_job.storage import is_local, join, remove, write_bytes
 
 
 def refuse_lost_output(job: Job, directory: str | None, engine: Engine) -> None:
@@ -49,7 +49,7 @@ def preflight(plan: Plan, engine: Engine, steps: Steps) -> None:
             try:
                 found = engine.preflight(Question(files, folder, token))
             finally:
-                remove_folder(folder)
+                remove(folder, folder=True)
     if found:
         raise EngineError("\n".join(found))
     steps.say("preflight: the executors fit the driver")
