@@ -138,16 +138,21 @@ def _has(pairs, shift, left, right):
 
 
 @inlined
-def _spanned(pairs, shift, groups, left, right):
-    """Whether a product may span the two characters. All is looked up, which is cheaper than to foresee."""
+def _torn(torn, shift, groups, left, right):
+    """Whether a product may span the two characters and begin or end inside one of them."""
     by_left = np.int64(get(groups, left) >> np.uint32(16))
     by_right = np.int64(get(groups, right) & np.uint32(0xFFFF))
     return (
-        _has(pairs, shift, left, right)
-        | ((by_left != 0) & _has(pairs, shift, 0x110000 + by_left, right))
-        | ((by_right != 0) & _has(pairs, shift, left, 0x110000 + by_right))
-        | ((by_left != 0) & (by_right != 0) & _has(pairs, shift, 0x110000 + by_left, 0x110000 + by_right))
+        ((by_left != 0) & _has(torn, shift, 0x110000 + by_left, right))
+        | ((by_right != 0) & _has(torn, shift, left, 0x110000 + by_right))
+        | ((by_left != 0) & (by_right != 0) & _has(torn, shift, 0x110000 + by_left, 0x110000 + by_right))
     )
+
+
+@inlined
+def _spanned(pairs, shift, groups, left, right):
+    """Whether a product may span the two characters. All is looked up, which is cheaper than to foresee."""
+    return _has(pairs, shift, left, right) | _torn(pairs, shift, groups, left, right)
 
 
 @inlined
@@ -314,18 +319,6 @@ def _cut(model, batch, state, group):
     ids_kept = tokens - (chunk_ends[n - 1] - chunk_starts[n - 1]) - 1 if is_long else tokens
     state[N], state[MOST_TOKENS], state[MOST_IDS], state[MOST_BYTES] = n, tokens, ids_kept, bytes_kept
     state[LAST] = last
-
-
-@inlined
-def _torn(torn, shift, groups, left, right):
-    """Whether a product may span the two characters and begin or end inside one of them."""
-    by_left = np.int64(get(groups, left) >> np.uint32(16))
-    by_right = np.int64(get(groups, right) & np.uint32(0xFFFF))
-    return (
-        ((by_left != 0) & _has(torn, shift, 0x110000 + by_left, right))
-        | ((by_right != 0) & _has(torn, shift, left, 0x110000 + by_right))
-        | ((by_left != 0) & (by_right != 0) & _has(torn, shift, 0x110000 + by_left, 0x110000 + by_right))
-    )
 
 
 @inlined
