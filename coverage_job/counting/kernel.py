@@ -194,15 +194,14 @@ class FastKernel:
         normal = added.find_unsettled(batch.text, batch.pieces, self._arrays["unsettled"]) & (1 - skip)
         if not normal.any():
             return batch, matches, normal
-        blob, at = batch.text.data, 0
-        texts: list[bytes] = []
-        sizes, moved = np.diff(batch.pieces), matches.copy()
+        blob = batch.text.data
+        changed: dict[int, bytes] = {}
+        moved = matches.copy()
         moved[:, :2] -= batch.pieces[moved[:, 3]][:, None]
         for piece in np.flatnonzero(normal).tolist():
             first, last = np.searchsorted(matches[:, 3], [piece, piece + 1]).tolist()
-            start, stop = int(batch.pieces[piece]), int(batch.pieces[piece + 1])
-            texts.append(bytes(blob[at:start]))
-            at, size = start, 0
+            at, stop = int(batch.pieces[piece]), int(batch.pieces[piece + 1])
+            parts, size = [], 0
             for row in range(first, last + 1):
                 start, end = matches[row, :2].tolist() if row < last else (stop, stop)
                 while at < start:
@@ -210,19 +209,18 @@ class FastKernel:
                     border = unigram.next_border(
                         batch.text, min(at + _PART_BYTES, start), start, self._arrays["unsettled"]
                     )
-                    texts.append(self._map(str(blob[at:border], "utf-8")).encode())
-                    size += len(texts[-1])
+                    parts.append(self._map(str(blob[at:border], "utf-8")).encode())
+                    size += len(parts[-1])
                     at = border
                 if row < last:
                     moved[row, :2] = size, size + end - start
-                texts.append(bytes(blob[start:end]))
+                parts.append(bytes(blob[start:end]))
                 size += end - start
                 at = end
-            sizes[piece] = size
-        texts.append(bytes(blob[at:]))
-        pieces = np.concatenate([batch.pieces[:1], batch.pieces[0] + np.cumsum(sizes)])
-        moved[:, :2] += pieces[moved[:, 3]][:, None]
-        return replace(batch, text=np.frombuffer(b"".join(texts), np.uint8), pieces=pieces), moved, normal
+            changed[piece] = b"".join(parts)
+        prepared = _with_pieces(batch, changed)
+        moved[:, :2] += prepared.pieces[moved[:, 3]][:, None]
+        return prepared, moved, normal
 
     def _leave(self, batch: TextBatch, skip: UInt8, pieces: Int64, reason: str) -> None:
         """Leave pieces to the reference."""
@@ -282,14 +280,7 @@ class FastKernel:
         if batch.spans is not None:
             self._leave(batch, skip, which, "text with spans that is not in normal form")
             return batch, matches
-        texts, sizes, at = [], np.diff(batch.pieces), 0
-        for piece, data in sorted(changed.items()):
-            texts += [bytes(blob[at : int(batch.pieces[piece])]), data]
-            at = int(batch.pieces[piece + 1])
-            sizes[piece] = len(data)
-        texts.append(bytes(blob[at:]))
-        pieces = np.concatenate([batch.pieces[:1], batch.pieces[0] + np.cumsum(sizes)])
-        prepared = replace(batch, text=np.frombuffer(b"".join(texts), np.uint8), pieces=pieces)
+        prepared = _with_pieces(batch, changed)
         found = self._find(prepared, "raw", "normal")
         was = np.isin(matches[:, 3], which)
         now = np.isin(found[:, 3], which)
@@ -347,19 +338,15 @@ class FastKernel:
     ) -> tuple[Int32, UInt8, Int64, Int32]:
         """Put the reference's tokens of the skipped pieces in their places."""
         which = np.flatnonzero(skip)
-        sizes = batch.pieces[which + 1] - batch.pieces[which]
-        # Each skipped piece as a document of its own, over the same text; what is between is a piece of none.
-        pieces = np.empty(2 * len(which), np.int64)
-        pieces[0::2], pieces[1::2] = batch.pieces[which], batch.pieces[which + 1]
-        del sizes
         own_ids: list[Int32] = []
         own_masks: list[UInt8] = []
         at = 0
         lengths = np.diff(np.concatenate([[0], ends]))
-        for k, piece in enumerate(which.tolist()):
+        for piece in which.tolist():
+            # As a document of its own, over the same text.
             alone = TextBatch(
                 text=batch.text,
-                pieces=pieces[2 * k : 2 * k + 2],
+                pieces=batch.pieces[piece : piece + 2],
                 documents=np.array([0, 1], np.int64),
                 spans=batch.spans,
                 keys=np.zeros(1, np.int32),
@@ -376,6 +363,20 @@ class FastKernel:
         own_ids.append(ids[at:])
         own_masks.append(mask[at:])
         return np.concatenate(own_ids), np.concatenate(own_masks), np.cumsum(lengths), seams
+
+
+def _with_pieces(batch: TextBatch, changed: dict[int, bytes]) -> TextBatch:
+    """The batch with other texts in the place of some pieces."""
+    blob, at = batch.text.data, 0
+    texts: list[bytes] = []
+    sizes = np.diff(batch.pieces)
+    for piece, data in sorted(changed.items()):
+        texts += [bytes(blob[at : int(batch.pieces[piece])]), data]
+        at = int(batch.pieces[piece + 1])
+        sizes[piece] = len(data)
+    texts.append(bytes(blob[at:]))
+    pieces = np.concatenate([batch.pieces[:1], batch.pieces[0] + np.cumsum(sizes)])
+    return replace(batch, text=np.frombuffer(b"".join(texts), np.uint8), pieces=pieces)
 
 
 def _model(cuts: Cuts) -> scan.Model:
