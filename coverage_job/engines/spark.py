@@ -367,7 +367,11 @@ def _bound_batches(session: Any) -> None:
     A table's documents may be of megabytes each; rows of counts are small.
     """
     by_bytes = "spark.sql.execution.arrow.maxBytesPerBatch"
-    known = session.conf.get(by_bytes, None) is not None
+    try:
+        # With a default of our own, `get` would give that back and not Spark's.
+        known = session.conf.get(by_bytes) is not None
+    except Exception:  # Spark 3.5 knows no such setting, and says so
+        known = False
     if known:
         session.conf.set(by_bytes, str(_BATCH_BYTES))
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "65536" if known else "512")

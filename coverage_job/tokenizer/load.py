@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 
+import orjson
 from tokenizers import Tokenizer
 
 from coverage_job.config import RankFile
@@ -98,7 +99,7 @@ def _format(path: str, data: bytes, rank_file: bool) -> str:
     start = data[:4096].lstrip()
     if start.startswith(b"{"):
         try:
-            tree = json.loads(data)
+            tree = orjson.loads(data)
         except ValueError as error:
             raise TokenizerError(f"tokenizer {path}: not valid JSON ({error})") from None
         return "tekken" if "config" in tree and isinstance(tree.get("vocab"), list) else "tokenizer.json"

@@ -47,3 +47,8 @@ def tell_and_wait(file: str) -> Iterator[pa.RecordBatch]:
     Path(file).write_text(str(os.getpid()))
     time.sleep(300)
     yield row(0)
+
+
+def rows_of_each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.record_batch([pa.array([batch.num_rows], pa.int64())], names=["rows"])
