@@ -90,6 +90,9 @@ class CountSpec:
     audit_every: int
     corpora: dict[str, CorpusSpec]
 
+    def kernel(self) -> FastKernel | ReferenceKernel:
+        return kernel_of(self.tokenizer, self.cuts, self.cache_mib)
+
 
 @dataclass
 class TaskReport:
@@ -133,7 +136,7 @@ def count_split(spec: CountSpec, split: Split) -> Iterator[pa.RecordBatch]:
     difference the split is counted again by the reference. Raises TokenIdError, CorpusError or
     TokenizerError for what ends the run.
     """
-    counter = _Counter(spec, split.corpus, split.index, kernel_of(spec))
+    counter = _Counter(spec, split.corpus, split.index, spec.kernel())
     reader = counter.reader
     try:
         yield from counter.run((reader.open(piece) for piece in split.pieces), split)
@@ -154,7 +157,7 @@ def count_table(
     spec: CountSpec, corpus: str, number: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Count the rows of a table that something else reads; otherwise as `count_split`."""
-    counter = _Counter(spec, corpus, number, kernel_of(spec))
+    counter = _Counter(spec, corpus, number, spec.kernel())
     name = f"{corpus} (partition {number})"
     try:
         yield from counter.run(iter([counter.reader.open_table(batches, name)]))
@@ -169,15 +172,15 @@ def count_table(
 _KERNELS: dict[tuple[str, int], FastKernel] = {}
 
 
-def kernel_of(spec: CountSpec) -> FastKernel | ReferenceKernel:
-    """The kernel of this process for a spec; compiled, or loaded, when it is first asked for."""
-    tokenizer = load(spec.tokenizer)
-    if not spec.cuts:
+def kernel_of(spec: TokenizerSpec, cuts: bytes, cache_mib: int) -> FastKernel | ReferenceKernel:
+    """The kernel of this process for a tokenizer; compiled, or loaded, when it is first asked for."""
+    tokenizer = load(spec)
+    if not cuts:
         return ReferenceKernel(tokenizer)
-    key = (spec.tokenizer.sha256, spec.cache_mib)
+    key = (spec.sha256, cache_mib)
     if key not in _KERNELS:
         _KERNELS.clear()
-        _KERNELS[key] = FastKernel(tokenizer, Cuts.from_bytes(spec.cuts), spec.cache_mib)
+        _KERNELS[key] = FastKernel(tokenizer, Cuts.from_bytes(cuts), cache_mib)
     return _KERNELS[key]
 
 

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from coverage_job.config import RankFile
 from coverage_job.counting.merge import Merger
 from coverage_job.counting.preload import announced
 from coverage_job.engines import Done, Task
 from coverage_job.errors import EngineError
-from coverage_job.tokenizer.load import TokenizerSpec
 
 T = TypeVar("T")
 
@@ -43,19 +43,17 @@ def _run(task: Task[T], item: T) -> bytes:
     return result
 
 
-def _start_fork_server(tokenizer: TokenizerSpec | None = None) -> None:
+def _start_fork_server() -> None:
     """Start it, where none runs, deaf to Ctrl-C: of the processes of a terminal the driver alone answers.
 
     Workers inherit that, and print no traceback of their own, not even while they are still importing.
-    tokenizer: one that they will need.
     """
     forkserver.set_forkserver_preload(_PRELOAD)
     if threading.current_thread() is not threading.main_thread():
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with announced(tokenizer):
-            forkserver.ensure_running()
+        forkserver.ensure_running()
     except OSError as error:
         # Such as a TMPDIR too long for the name of a socket.
         raise EngineError(
@@ -99,10 +97,11 @@ class LocalEngine:
     def describe(self) -> str:
         return f"local, {self.workers} process{'' if self.workers == 1 else 'es'}"
 
-    def prepare(self, tokenizer: TokenizerSpec) -> None:
+    def prepare(self, tokenizer: str | RankFile, cache_mib: int) -> None:
         """Let what workers begin with be loaded beside whatever the driver does until it counts."""
         if self.workers > 1:
-            _start_fork_server(tokenizer)
+            with announced(tokenizer, cache_mib):
+                _start_fork_server()
 
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks and sum their counts: a table of schema PARTIAL and the tasks' reports."""

@@ -32,7 +32,7 @@ from coverage_job.counting.store import (
     write_snapshot,
 )
 from coverage_job.counting.tally import PieceReport, Tally
-from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table, kernel_of
+from coverage_job.counting.task import CorpusSpec, CountSpec, count_split, count_table
 from coverage_job.coverage import conform
 from coverage_job.engines import Engine
 from coverage_job.engines.spark import SparkEngine
@@ -255,7 +255,7 @@ def compile_here(spec: CountSpec, engine: Engine, steps: Steps) -> None:
     """Compile the kernel once in this process: workers of this machine then find it in the cache."""
     if not isinstance(engine, SparkEngine) or engine.local:
         with steps.step("compile", "compile the counting code (kept for the next run)"):
-            kernel_of(spec)
+            spec.kernel()
 
 
 def _corpus_spec(c: CorpusPlan, plan: Plan, open_ids: tuple[int, ...]) -> CorpusSpec:

@@ -28,7 +28,7 @@ from coverage_job.corpus.lines import Oversized
 from coverage_job.corpus.plan import Piece, Split
 from coverage_job.corpus.reader import PieceReader, Reader, text_of
 from coverage_job.corpus.shapes import RecordError
-from coverage_job.counting.task import CountSpec, kernel_of
+from coverage_job.counting.task import CountSpec
 from coverage_job.errors import BadFileError
 from coverage_job.remedies.cover import Documents, cover, offer, tally
 from coverage_job.schemas import MIX_CANDIDATES, MIX_TEXTS, Action
@@ -206,7 +206,7 @@ def candidates(spec: MixSpec, split: Split) -> Iterator[pa.RecordBatch]:
 
 
 def _offer(spec: MixSpec, part: PieceReader, pool: _Pool) -> None:
-    kernel = kernel_of(spec.count)
+    kernel = spec.count.kernel()
     wanted = spec.need > 0
     options = spec.options
     waiting: list[tuple[int, int, int, int]] = []

@@ -22,7 +22,7 @@ from coverage_job.corpus.plan import list_files, make_splits
 from coverage_job.corpus.reader import Reader
 from coverage_job.corpus.source import resolve
 from coverage_job.counting.kept_cuts import cuts_bytes
-from coverage_job.counting.task import CorpusSpec, CountSpec, kernel_of
+from coverage_job.counting.task import CorpusSpec, CountSpec
 from coverage_job.engines.local import LocalEngine
 from coverage_job.pipeline.opened import OpenedRun
 from coverage_job.remedies import mix
@@ -78,7 +78,7 @@ def main() -> None:
     need = mix.needs(coverage, opened.rows)
     flagged = int(((coverage["deficit"] > 0) & (coverage["status"] != "exempt")).sum())
     short = int((need > 0).sum())
-    kernel = kernel_of(count)
+    kernel = count.kernel()
 
     # Every document once, with its ids, to draw random ones from; and what whole documents and passages hold.
     documents = []
