@@ -25,18 +25,20 @@ _OUTPUT_ROWS = 1 << 16
 
 _Rows = tuple[Int64, npt.NDArray[np.int64]]  # codes (key << 32 | token_id), counts int64[n, 4]
 
-# Columns of the scratch: what is counted of a token under one key, and the last document that had it, in
-# any place and as a target. A batch is bounded by bytes, so that its counts fit 32 bits.
-_OCCURRENCES, _DOCUMENTS, _SUPERVISED, _SUPERVISED_DOCUMENTS, _SEEN, _SEEN_SUPERVISED = range(6)
-_WIDTH = 8
+# Columns of the two scratch arrays, of what stands in any place and of targets: what is counted of a token
+# under one key, and the last document that had it. A batch is bounded by bytes, so that its counts fit 32
+# bits; a row of 16 bytes never crosses a cache line.
+_OCCURRENCES, _DOCUMENTS, _SEEN = range(3)
+_WIDTH = 4
 
 
 @compiled
-def _count(ids, documents, supervised, order, lo, hi, scratch, touched):  # type: ignore[no-untyped-def]
-    """Counts documents order[lo:hi] into `scratch`, all zeros before; returns how many tokens were `touched`.
+def _count(ids, documents, supervised, order, lo, hi, scratch, targets, touched):  # type: ignore[no-untyped-def]
+    """Counts documents order[lo:hi] into `scratch` and `targets`, all zeros before; returns how many tokens
+    were `touched`.
 
-    Without branches: whether a document has had a token is as good as random. All of a token lies in one
-    row, half a cache line. `touched` has room for one more than there are tokens.
+    Without branches: whether a document has had a token is as good as random. `touched` has room for one
+    more than there are tokens.
     """
     n = 0
     has_mask = len(supervised) > 0
@@ -54,12 +56,11 @@ def _count(ids, documents, supervised, order, lo, hi, scratch, touched):  # type
             put_to(scratch, token, _SEEN, stamp)
             if has_mask:
                 target = get(supervised, t) != 0
-                last = get_from(scratch, token, _SEEN_SUPERVISED)
-                counted = get_from(scratch, token, _SUPERVISED) + target
-                put_to(scratch, token, _SUPERVISED, counted)
-                counted = get_from(scratch, token, _SUPERVISED_DOCUMENTS) + (target & (last != stamp))
-                put_to(scratch, token, _SUPERVISED_DOCUMENTS, counted)
-                put_to(scratch, token, _SEEN_SUPERVISED, stamp if target else last)
+                last = get_from(targets, token, _SEEN)
+                put_to(targets, token, _OCCURRENCES, get_from(targets, token, _OCCURRENCES) + target)
+                counted = get_from(targets, token, _DOCUMENTS) + (target & (last != stamp))
+                put_to(targets, token, _DOCUMENTS, counted)
+                put_to(targets, token, _SEEN, stamp if target else last)
     return n
 
 
@@ -83,7 +84,7 @@ class Histogram:
     """
 
     def __init__(self, rows: int) -> None:
-        self._scratch = np.zeros((rows, _WIDTH), np.int32)
+        self._scratch, self._targets = np.zeros((2, rows, _WIDTH), np.int32)
         self._touched = np.empty(rows + 1, np.int32)
         self._kept: list[_Rows] = []
         self._open: list[_Rows] = []
@@ -98,12 +99,17 @@ class Histogram:
         borders = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
         mask = np.empty(0, np.uint8) if batch.supervised is None else batch.supervised
         for lo, hi in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-            n = _count(batch.ids, batch.documents, mask, order, lo, hi, self._scratch, self._touched)
+            scratch, targets = self._scratch, self._targets
+            n = _count(batch.ids, batch.documents, mask, order, lo, hi, scratch, targets, self._touched)
             touched = self._touched[:n]
-            counts = self._scratch[touched, :_SEEN].astype(np.int64)
+            counts = np.empty((n, 4), np.int64)
+            counts[:, :2] = scratch[touched, :_SEEN]
+            scratch[touched] = 0
             if batch.supervised is None:
-                counts[:, _SUPERVISED:] = counts[:, :_SUPERVISED]
-            self._scratch[touched] = 0
+                counts[:, 2:] = counts[:, :2]
+            else:
+                counts[:, 2:] = targets[touched, :_SEEN]
+                targets[touched] = 0
             self._open.append(((np.int64(keys[lo]) << 32) | touched.astype(np.int64), counts))
         size = sum(len(codes) for codes, _ in self._open)
         if size > max(_COMPACT_ROWS, 2 * self._size_at_last_sum):
