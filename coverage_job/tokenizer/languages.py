@@ -81,16 +81,16 @@ _OPEN, _CONSONANTS = "[aeiouàáèéìíòóùúịụọẹ]", "[bdfghjklmnprst
 # (rule, language, pattern), first match wins: letters, marks and words of languages that `spelling` lacks.
 _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     "Cyrillic": [
-        ("letters_ab", "ab", "[ԥҧҭҩӡҿҽҵԤҦҬҨӠҾҼҴ]"),
+        ("letters_ab", "ab", "[ԥҧҭҩӡҿҽҵҟԤҦҬҨӠҾҼҴҞ]|[ҳҲ]ә|ә[аы]|ажә"),
         ("letters_cv", "cv", "[ӗӑӳӖӐӲ]"),
         ("letters_tg", "tg", "[ӣӯҷӢӮҶ]"),
-        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳ].*ў|[ҳҲ]"),
+        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳ].*ў"),
         ("letters_os", "os", "[ӕӔ]"),
         ("letters_ce", "ce", "[ӏӀ]"),
     ],
     "Arabic": [
         ("letters_ps", "ps", "[ښځڅړډږګڼۍې]"),
-        ("letters_ug", "ug", "[ڭۇۈۋ]|ە|چى"),
+        ("letters_ug", "ug", "[ڭۇۈۋ]|ە|ى[^\\W\u064b-\u0652]"),
         ("letters_ckb", "ckb", "[ێۆڕڵڤ]"),
         ("letters_sd", "sd", "[ٻڀٺٽٿڃڄڇڌڍڏڙڪڱڳڻ]"),
         ("article_ar", "ar", "^ [وبفك]?ال[^پچژگکیےٹڈڑںھہ]{3,}$"),
