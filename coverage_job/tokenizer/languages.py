@@ -117,8 +117,11 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     ],
 }  # fmt: skip
 
-# English forms that no alphabet tells: what follows an apostrophe.
-_CONTRACTION = re.compile(r"['’](?:s|t|re|ve|m|ll|d)", re.IGNORECASE)
+# English forms that no alphabet tells, by an apostrophe. After a vowel it may be Dutch (foto's).
+_CONTRACTION = re.compile(
+    r"['’](?:s|t|re|ve|m|ll|d)|\s*[A-Z]*(?:[B-DF-HJ-NP-TV-XZE]['’]s|n['’]t|['’](?:re|ve|ll|m|d))",
+    re.IGNORECASE,
+)
 
 # ASCII letters that are no writing: a sign on them (but the hyphen and the apostrophe, which words have),
 # digits beside them, capitals inside a name (getName, JSONObject), and the beginnings of addresses.

@@ -57,6 +57,7 @@ _LANGUAGES: dict[str, dict[str, tuple[float, str]]] = {
         "kk": (0.05, _RUSSIAN + "әғқңөұүһі"), "ky": (0.02, _RUSSIAN + "ңөү"), "mn": (0.04, _RUSSIAN + "өү"),
         "ba": (0.01, _RUSSIAN + "әғҙҡңөҫүһ"), "tt": (0.02, _RUSSIAN + "әөүҗңһ"),
         "tg": (0.03, _RUSSIAN + "ғӣқӯҳҷ"),
+        "ug": (0.01, _RUSSIAN + "әғқңөүһҗ"),
         "ab": (0.01, _RUSSIAN + "ӷҕӡқҟԥҧҭҳҵҷҽҿҩџә"),
     },
     "Arabic": {
@@ -74,8 +75,8 @@ _LEARNT = 6000  # of a language's words, those that letter sequences are learnt 
 _POWER = 0.4  # of a word's frequency: its weight among them
 _LONGEST = 40  # letters looked at
 _PRIOR, _FLATTEN, _BEGUN = 0.7, 0.55, 0.8  # powers of the three probabilities
-_WHOLE, _UNSEEN = 4.0, 3e-7  # a word itself over one that only begins so; the share of words never seen
-_SURE = 0.7
+_WHOLE, _UNSEEN = 8.0, 1e-7  # a word itself over one that only begins so; the share of words never seen
+_SURE = 0.75
 _PIECE, _ABBREVIATION, _INITIALS = 5, 6, 4  # few letters inside a word; few capitals, and very few
 _SURE_OF_FEW = 0.85
 _IN_USE = 3e-5  # the share of running words that makes a word of a piece or of capitals

@@ -19,7 +19,7 @@ _LISTED = {
 }  # fmt: skip
 
 _LONGEST_LIST = 20_000
-_SHARE = 0.5  # of running text, that the ordinary words of a language make up
+_SHARE = 0.1  # of running text, that the words of such a list make up together
 
 # Serbian is listed in Latin letters.
 _DIGRAPHS = {"lj": "љ", "nj": "њ", "dž": "џ"}
