@@ -196,8 +196,9 @@ def _spelt(text: str, script: str) -> tuple[str, str]:
     if not letters.isalpha():
         letters = "".join(filter(_is_writing, text))
     # A word begins after what is no letter, and with a capital before small letters.
-    begins = not text.startswith(letters[:1]) or (letters[:1].isupper() and not letters.isupper())
-    return known.decide(letters.lower(), begins, capitals=letters.isupper())
+    spaced, capital, capitals = not text.startswith(letters[:1]), letters[:1].isupper(), letters.isupper()
+    begins = spaced or (capital and not capitals)
+    return known.decide(letters.lower(), begins, capitals=capitals, joined=capital and not spaced)
 
 
 def _han(text: str) -> tuple[str, str]:

@@ -79,6 +79,7 @@ _WHOLE, _UNSEEN = 8.0, 1e-7  # a word itself over one that only begins so; the s
 _SURE = 0.75
 _PIECE, _ABBREVIATION, _INITIALS = 5, 6, 4  # few letters inside a word; few capitals, and very few
 _SURE_OF_FEW = 0.85
+_JOINED = 0.8  # log of what speaks for English where words are joined to a program's names
 _IN_USE = 3e-5  # the share of running words that makes a word of a piece or of capitals
 _LAST = "\U0010ffff"
 
@@ -96,6 +97,7 @@ class Spelling:
         self._ascii = script == "Latin"
         # Two letters of the Arabic script may be a word, and its short vowels are not written.
         self._dense = script == "Arabic"
+        self._joined = _JOINED * np.array([language == "en" for language in of])
         self._prior = _PRIOR * np.log(np.array([weight for weight, _ in of.values()]))
         words = self._usable(frequencies)
         self._row, self._counts = _letter_sequences(words, len(of))
@@ -108,7 +110,7 @@ class Spelling:
         self._none = np.zeros(len(of), np.float32)
         self._chances: dict[str, npt.NDArray[np.float32]] = {}
         self._likelies: dict[str, npt.NDArray[np.float64]] = {}
-        self._decided: dict[tuple[str, bool, bool], tuple[str, str]] = {}
+        self._decided: dict[tuple[str, bool, bool, bool], tuple[str, str]] = {}
         self._fitting: dict[frozenset[str], tuple[list[int], npt.NDArray[np.float64]]] = {}
 
     def _usable(self, frequencies: Mapping[str, Mapping[str, float]]) -> pl.DataFrame:
@@ -156,14 +158,17 @@ class Spelling:
         prior[writing] = self._prior[writing]
         return writing, prior
 
-    def decide(self, text: str, begins: bool, capitals: bool = False) -> tuple[str, str]:
+    def decide(
+        self, text: str, begins: bool, *, capitals: bool = False, joined: bool = False
+    ) -> tuple[str, str]:
         """Language (`und` where it stays open) and rule of letters and marks, in small letters.
 
-        begins: whether a word begins with them. capitals: whether all were written as capitals. Looked at
-        are the first `_LONGEST`.
+        begins: whether a word begins with them. capitals: whether all were written as capitals. joined:
+        whether a capital begins them and no space, as in the names of programs. Looked at are the first
+        `_LONGEST`.
         """
         # Many of a vocabulary's words stand in it twice: with a capital, after a space.
-        asked = text[:_LONGEST], begins, capitals and len(text) <= _ABBREVIATION
+        asked = text[:_LONGEST], begins, capitals and len(text) <= _ABBREVIATION, joined and self._ascii
         if (decided := self._decided.get(asked)) is None:
             decided = self._decided[asked] = self._decide(*asked)
         return decided
@@ -177,7 +182,7 @@ class Spelling:
         whole = np.bincount(self._owners[first:equal], self._shares[first:equal], count)
         return begun.astype(np.float64, copy=False), whole.astype(np.float64, copy=False)
 
-    def _decide(self, text: str, begins: bool, abbreviation: bool) -> tuple[str, str]:
+    def _decide(self, text: str, begins: bool, abbreviation: bool, joined: bool) -> tuple[str, str]:
         plain = text.isascii()
         letters = frozenset() if plain else self._outside(text)
         if (fitting := self._fitting.get(letters)) is None:
@@ -204,6 +209,8 @@ class Spelling:
             weights += known if (known := likelies.get(gram)) is not None else self._likely(gram)
         if begins:
             weights += _BEGUN * np.log(begun + _WHOLE * whole + _UNSEEN)
+        if joined:
+            weights += self._joined
         best = int(weights.argmax())
         sure = _SURE_OF_FEW if few and not in_use else _SURE
         if np.exp(weights - weights[best]).sum() * sure <= 1:
