@@ -79,7 +79,7 @@ _WHOLE, _UNSEEN = 8.0, 1e-7  # a word itself over one that only begins so; the s
 _SURE = 0.75
 _PIECE, _ABBREVIATION, _INITIALS = 5, 6, 4  # few letters inside a word; few capitals, and very few
 _SURE_OF_FEW = 0.85
-_JOINED = 0.8  # log of what speaks for English where words are joined to a program's names
+_JOINED = 1.2  # log of what speaks for English where words are joined to a program's names
 _IN_USE = 3e-5  # the share of running words that makes a word of a piece or of capitals
 _LAST = "\U0010ffff"
 

@@ -18,7 +18,8 @@ _LISTED = {
     "uk": "uk", "ur": "ur", "vi": "vi",
 }  # fmt: skip
 
-_LONGEST_LIST = 20_000
+# Vocabularies hold rarer words of English than of other languages.
+_LENGTH, _ENGLISH_LENGTH = 20_000, 80_000
 _SHARE = 0.1  # of running text, that the words of such a list make up together
 
 # Serbian is listed in Latin letters.
@@ -38,12 +39,13 @@ def word_frequencies(language: str) -> dict[str, float]:
         words = sorted(set(_own_words()[language].split()))
         return dict.fromkeys(words, _SHARE / len(words))
     found: dict[str, float] = {}
-    for centibels, bucket in enumerate(get_frequency_list(listed, "small")):
+    size, length = ("large", _ENGLISH_LENGTH) if language == "en" else ("small", _LENGTH)
+    for centibels, bucket in enumerate(get_frequency_list(listed, size)):
         for word in bucket:
             if language == "sr":
                 word = _in_cyrillic(word)
             found[word] = found.get(word, 0.0) + cB_to_freq(-centibels)
-        if len(found) >= _LONGEST_LIST:
+        if len(found) >= length:
             break
     return found
 
