@@ -26,6 +26,8 @@ LANES = 64  # chunks encoded side by side
 # Symbols handled in one go; as much room follows a chunk. That costs less than a loop whose end, another for
 # each chunk, the processor guesses wrongly.
 BLOCK = 8
+FIRST = 512  # initial symbols whose pairs have a table of their own, the number 0 among them
+UNKNOWN = np.int32(-1)
 
 
 @inlined
@@ -65,7 +67,7 @@ def _index(merges, table, shift):
     return True
 
 
-def index_merges(merges: Int32) -> npt.NDArray[np.uint64]:
+def index_pairs(merges: Int32) -> npt.NDArray[np.uint64]:
     """The pairs of `merges` (int32[m, 3]: left, right, product; the row is the rank) as a table of
     left << 44 | right << 24 | rank, EMPTY where none. A pair that stands twice has its last rank. Each stands
     in one of two places (R. Pagh and F. Rodler, Cuckoo Hashing, 2004): looked up without a branch."""
@@ -75,6 +77,37 @@ def index_merges(merges: Int32) -> npt.NDArray[np.uint64]:
         if _index(merges, table, np.uint64(64 - size)):
             return table
         size += 1
+
+
+class Merges(NamedTuple):
+    """A tokenizer's merges, laid out for look-ups.
+
+    pairs: see index_pairs. products: int32 by rank. numbers: int32 by id, the number of a symbol that texts
+    begin as, where it is one of the FIRST of most pairs, else 0. first_ranks: int32[FIRST * FIRST], of the
+    pairs of two numbers; UNKNOWN with 0. It stays near the processor, for which `pairs` is too large.
+    """
+
+    pairs: Any
+    products: Any
+    numbers: Any
+    first_ranks: Any
+
+
+def index_merges(merges: Int32, symbols: Int32, n_ids: int) -> Merges:
+    """merges: as of index_pairs, of ids under n_ids. symbols: what texts begin as, before any merge."""
+    begins = np.zeros(n_ids, bool)
+    begins[symbols[symbols >= 0]] = True
+    ranks = np.flatnonzero(begins[merges[:, 0]] & begins[merges[:, 1]])
+    pairs = merges[ranks, :2]
+    uses = np.where(begins, np.bincount(pairs.reshape(-1), minlength=n_ids), -1)
+    chosen = np.argsort(-uses, kind="stable")[: min(FIRST - 1, int(begins.sum()))]
+    numbers = np.zeros(n_ids, np.int32)
+    numbers[chosen] = np.arange(1, len(chosen) + 1)
+    first_ranks = np.full((FIRST, FIRST), NONE, np.int32)
+    # In order, so that the last rank of a pair stands.
+    first_ranks[numbers[pairs[:, 0]], numbers[pairs[:, 1]]] = ranks
+    first_ranks[0] = first_ranks[:, 0] = UNKNOWN
+    return Merges(index_pairs(merges), np.ascontiguousarray(merges[:, 2]), numbers, first_ranks.reshape(-1))
 
 
 @inlined
@@ -161,9 +194,11 @@ def new_lanes(most: int) -> Lanes:
 
 
 @compiled
-def merge_together(lanes, n_active, table, products):
+def merge_together(lanes, n_active, merges):
     """Merge the chunks active[:n_active] of `lanes`, of 1 to SHORT symbols each, in place, a step of each in
-    turn. products: int32 by rank."""
+    turn."""
+    table, products = merges.pairs, merges.products
+    numbers, first_ranks = merges.numbers, merges.first_ranks
     symbols, begins, counts = lanes.symbols, lanes.begins, lanes.counts
     ranks, asked, active = lanes.ranks, lanes.asked, lanes.active
     shift = _shift_of(table)
@@ -171,9 +206,14 @@ def merge_together(lanes, n_active, table, products):
     for k in range(n_active):
         j = active[k]
         last = begins[j] + counts[j] - 1
+        row = np.int64(get(numbers, get(symbols, begins[j]))) * FIRST
         for i in range(begins[j], last):
+            right = np.int64(get(numbers, get(symbols, i + 1)))
+            rank = get(first_ranks, row + right)
+            put(ranks, i, rank)
             put(asked, n_asked, i)
-            n_asked += 1
+            n_asked += np.int64(rank == UNKNOWN)
+            row = right * FIRST
         for i in range(last, last + BLOCK):
             put(ranks, i, NONE)
     while n_active > 0:
@@ -225,8 +265,8 @@ def _update(tree, offsets, depth, position):
 
 
 @compiled
-def merge_long(symbols, n, widths, table, products):
-    """Merge symbols[:n] in place; returns how many are left. products: int32 by rank. widths: int32 per id,
+def merge_long(symbols, n, widths, merges):
+    """Merge symbols[:n] in place; returns how many are left. widths: int32 per id,
     the symbols that a token was merged from.
 
     A token begins at the place of its first symbol; its last place holds the complement of its width
@@ -234,6 +274,7 @@ def merge_long(symbols, n, widths, table, products):
     """
     # Level 0 of the tree holds the rank of the pair that begins at a place, each further level the
     # minima of 16 below it; padded so that every parent has 16.
+    table, products = merges.pairs, merges.products
     shift = _shift_of(table)
     offsets = np.zeros(16, np.int64)
     depth = 1

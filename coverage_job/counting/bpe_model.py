@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES, find_used, index_merges
+from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES, find_used, index_pairs
 from coverage_job.counting.patterns import CODE_POINTS, Unsupported
 from coverage_job.counting.table import LONG
 from coverage_job.tokenizer.byte_alphabet import BYTES
@@ -77,7 +77,7 @@ def _used(merges: Array, spelled: dict[int, bytes], single: Array) -> Array:
         np.frombuffer(b"".join(texts), np.uint8),
         np.cumsum([0] + [len(t) for t in texts]),
         single,
-        index_merges(merges),
+        index_pairs(merges),
         np.ascontiguousarray(merges[:, 2]),
         used,
     )

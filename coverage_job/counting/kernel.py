@@ -405,8 +405,11 @@ def _model(cuts: Cuts) -> scan.Model:
         symbols=arrays["symbols"],
         widths=arrays["widths"],
         spans=arrays["spans"],
-        merges=index_merges(arrays["merges"]),
-        products=np.ascontiguousarray(arrays["merges"][:, 2]),
+        merges=index_merges(
+            arrays["merges"],
+            np.concatenate([arrays["single"], arrays["symbols"]]),
+            len(arrays["widths"]),
+        ),
         becomes=arrays.get("becomes", np.zeros((0, 2), np.int32)),
         becomes_bytes=arrays.get("becomes_bytes", np.zeros(0, np.uint8)),
         unknown=cuts.facts.get("unknown", -1),

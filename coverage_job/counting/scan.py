@@ -1,7 +1,7 @@
 """The compiled loop: text -> chunks -> ids.
 
 A batch is read once, chunk by chunk; a chunk is looked up in a table by its bytes, and what is not there is
-encoded and kept. Chunks are handled some hundred at a time, step by step, so that the look-ups of one
+encoded and kept. Chunks are handled a thousand at a time, step by step, so that the look-ups of one
 group, each likely a cache miss, overlap.
 """
 
@@ -17,7 +17,7 @@ from coverage_job.counting.compiled import compiled, get, get_from, inlined, put
 from coverage_job.counting.split import decode, find_tokens, find_tokens_by_steps
 from coverage_job.counting.table import LONG, LOW_BYTES, hash_long, keep, key_of, look_up, word, word_up_to
 
-GROUP = 512  # chunks looked up together
+GROUP = 1024  # chunks looked up together
 # Words of alphabets repeat as they are; only where they go on, and among the characters from here on (CJK,
 # kana, Hangul), which are written without spaces, is it worth cutting by pairs.
 RUN = 32
@@ -59,7 +59,6 @@ class Model(NamedTuple):
     widths: Any  # int32[rows], the symbols that a token was merged from
     spans: Any  # int32[rows], a token's bytes, or characters where text begins as those (-1: a byte)
     merges: Any  # see bpe.index_merges
-    products: Any  # int32 by rank
     becomes: (
         Any  # int32[0x110000, 2], of WORDS: what a character becomes, a place and a length in what follows
     )
@@ -520,12 +519,12 @@ def _add_some(model, vocabulary, table, text, group, m):
             n -= end
             counts[j] = n
             if n > SHORT:
-                counts[j] = merge_long(symbols[end:], n, model.widths, model.merges, model.products)
+                counts[j] = merge_long(symbols[end:], n, model.widths, model.merges)
             else:
                 lanes.active[n_active] = j
                 n_active += 1
             end += n + BLOCK
-    merge_together(lanes, n_active, model.merges, model.products)
+    merge_together(lanes, n_active, model.merges)
     for j in range(m):
         i = chunks[j]
         first, second, tag = firsts[i], seconds[i], tags[i]
@@ -596,7 +595,7 @@ def _encode_long(model, vocabulary, text, start, end, kind, symbols):
         symbols,
         0,
     )
-    return merge_long(symbols, n, model.widths, model.merges, model.products)
+    return merge_long(symbols, n, model.widths, model.merges)
 
 
 @compiled
