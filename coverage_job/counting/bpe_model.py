@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from coverage_job.counting.bpe import MAX_IDS, MAX_MERGES, find_used, index_pairs
 from coverage_job.counting.patterns import CODE_POINTS, Unsupported
+from coverage_job.counting.scan import ASCII_PAIRS
 from coverage_job.counting.table import LONG
 from coverage_job.tokenizer.byte_alphabet import BYTES
 
@@ -183,9 +184,9 @@ def _spanned(products: Iterable[bytes]) -> dict[str, Array]:
     A product may begin with the last bytes of a character and end with the first bytes of one. Those ends are
     kept by groups: characters that end (begin) with the same such bytes.
 
-    Returns `pairs`, a Bloom-like set of keys left << 21 | right of one bit each: one wrongly found only
-    means a cut less; `groups` uint32[0x110000]: left group << 16 | right group, 0 where none; and `torn`, as
-    `pairs`, where the product begins or ends inside one of the two.
+    Returns `pairs`, a Bloom-like set (see _bits): one wrongly found only means a cut less; `groups`
+    uint32[0x110000]: left group << 16 | right group, 0 where none; and `torn`, as `pairs`, where the product
+    begins or ends inside one of the two.
     """
     pairs: set[tuple[int, int]] = set()
     heads: set[tuple[bytes, int]] = set()
@@ -259,13 +260,16 @@ def _groups(parts: set[bytes], ends: bool) -> tuple[npt.NDArray[np.uint32], list
 
 
 def _bits(keys: set[tuple[int, int]]) -> npt.NDArray[np.uint8]:
+    """A bit for each pair of ASCII characters (left << 7 | right), then 2^k bits for all others, by hash."""
     table = np.array(sorted(keys), np.uint64).reshape(-1, 2)
     size = 16
-    while 1 << size < 24 * len(table):
+    while 1 << size < 64 * len(table):
         size += 1
     size = min(size, 26)
-    h = ((table[:, 0] << np.uint64(21)) | table[:, 1]) * np.uint64(0x9E3779B97F4A7C15)
-    h >>= np.uint64(64 - size)
-    bits = np.zeros(1 << size, np.bool_)
-    bits[h.astype(np.int64)] = True
+    left, right = table.T
+    h = ((left << np.uint64(21)) | right) * np.uint64(0x9E3779B97F4A7C15)
+    hashed = ASCII_PAIRS + (h >> np.uint64(64 - size)).astype(np.int64)
+    plain = (left << np.uint64(7) | right).astype(np.int64)
+    bits = np.zeros(ASCII_PAIRS + (1 << size), np.bool_)
+    bits[np.where(left | right < np.uint64(0x80), plain, hashed)] = True
     return np.packbits(bits, bitorder="little")

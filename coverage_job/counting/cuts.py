@@ -29,7 +29,7 @@ from coverage_job.counting.unigram_model import unigram_model
 from coverage_job.counting.words import word_model
 
 # Raised whenever what is derived changes; a cached file of another version is derived anew.
-FORMAT = 5
+FORMAT = 6
 
 Array = npt.NDArray[Any]
 

@@ -388,9 +388,9 @@ def _model(cuts: Cuts) -> scan.Model:
         starts=starts,
         width=arrays["steps"].shape[1],
         pairs=arrays["pairs"],
-        pair_shift=64 - (8 * len(arrays["pairs"]) - 1).bit_length(),
+        pair_shift=_shift(arrays["pairs"]),
         torn=arrays["torn"],
-        torn_shift=64 - (8 * len(arrays["torn"]) - 1).bit_length(),
+        torn_shift=_shift(arrays["torn"]),
         groups=arrays["groups"],
         run=scan.RUN if len(starts) else 0,
         family={"byte_bpe": scan.BYTES, "char_bpe": scan.CHARACTERS, "words": scan.WORDS}[
@@ -415,6 +415,11 @@ def _model(cuts: Cuts) -> scan.Model:
         unknown=cuts.facts.get("unknown", -1),
         most_characters=cuts.facts.get("most_characters", 0),
     )
+
+
+def _shift(bits: npt.NDArray[np.uint8]) -> int:
+    """What takes a hash to one of the bits that come after those of ASCII pairs."""
+    return 64 - (8 * len(bits) - scan.ASCII_PAIRS - 1).bit_length()
 
 
 def _unigram(cuts: Cuts) -> unigram.Model:

@@ -22,6 +22,7 @@ GROUP = 1024  # chunks looked up together
 # kana, Hangul), which are written without spaces, is it worth cutting by pairs.
 RUN = 32
 DENSE = 0x2E80
+ASCII_PAIRS = 0x80 * 0x80  # which have a bit each, before those of all others
 _HIGH = np.uint64(0x8080808080808080)
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
@@ -132,7 +133,8 @@ STATE_SIZE = 17
 @inlined
 def _has(pairs, shift, left, right):
     key = ((np.uint64(left) << np.uint64(21)) | np.uint64(right)) * _HASH
-    bit = np.int64(key >> np.uint64(shift))
+    hashed = ASCII_PAIRS + np.int64(key >> np.uint64(shift))
+    bit = (left << 7) | right if (left | right) < 0x80 else hashed
     return (get(pairs, bit >> 3) >> (bit & 7)) & 1 != 0
 
 

@@ -13,6 +13,7 @@ from coverage_job.counting import patterns
 from coverage_job.counting.added import read_added
 from coverage_job.counting.bpe_model import word_list
 from coverage_job.counting.patterns import CODE_POINTS, Unsupported
+from coverage_job.counting.scan import ASCII_PAIRS
 
 Array = npt.NDArray[Any]
 
@@ -100,8 +101,8 @@ def word_model(config: dict[str, Any], tokenizer: Tokenizer) -> tuple[dict[str, 
         "becomes_bytes": np.frombuffer(bytes(spelled), np.uint8),
         "unsettled": unsettled,
         # Never cut inside a word: every pair counts as spanned.
-        "pairs": np.full(1, 0xFF, np.uint8),
-        "torn": np.full(1, 0xFF, np.uint8),
+        "pairs": np.full(ASCII_PAIRS // 8 + 1, 0xFF, np.uint8),
+        "torn": np.full(ASCII_PAIRS // 8 + 1, 0xFF, np.uint8),
         "groups": np.zeros(CODE_POINTS, np.uint32),
         **word_list("whole", begins),
         **word_list("inner", goes_on),
