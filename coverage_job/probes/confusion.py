@@ -83,16 +83,9 @@ def identifier() -> Identify:
 
 @cache
 def english_words() -> frozenset[str]:
-    """English words of four letters or more, from wordfreq: those seen once in a million words or oftener.
+    """English words of four letters or more, from wordfreq: those seen once in a million words or oftener."""
+    from wordfreq import iter_wordlist, zipf_frequency
 
-    Raises ProbeError where the package is missing.
-    """
-    try:
-        from wordfreq import iter_wordlist, zipf_frequency
-    except ImportError:
-        raise ProbeError(
-            "word pass rates need English words; pip install 'coverage-job[probe]' or give --words FILE"
-        ) from None
     words = []
     for word in iter_wordlist("en", "large"):
         if zipf_frequency(word, "en", "large") < 3.0:

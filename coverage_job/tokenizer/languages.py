@@ -81,16 +81,16 @@ _OPEN, _CONSONANTS = "[aeiouàáèéìíòóùúịụọẹ]", "[bdfghjklmnprst
 # (rule, language, pattern), first match wins: letters, marks and words of languages that `spelling` lacks.
 _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     "Cyrillic": [
-        ("letters_ab", "ab", "[ԥҧҭҩӡҿҽҵԤҦҬҨӠҾҼҴ]"),
+        ("letters_ab", "ab", "[ԥҧҭҩӡҿҽҵҟԤҦҬҨӠҾҼҴҞ]|[ҳҲ]ә|ә[аы]|ажә"),
         ("letters_cv", "cv", "[ӗӑӳӖӐӲ]"),
         ("letters_tg", "tg", "[ӣӯҷӢӮҶ]"),
-        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳ].*ў|[ҳҲ]"),
+        ("letters_uz", "uz", "[ўЎ].*[қғҳ]|[қғҳ].*ў"),
         ("letters_os", "os", "[ӕӔ]"),
         ("letters_ce", "ce", "[ӏӀ]"),
     ],
     "Arabic": [
         ("letters_ps", "ps", "[ښځڅړډږګڼۍې]"),
-        ("letters_ug", "ug", "[ڭۇۈۋ]|ە|چى"),
+        ("letters_ug", "ug", "[ڭۇۈۋ]|ە|ى[^\\W\u064b-\u0652]"),
         ("letters_ckb", "ckb", "[ێۆڕڵڤ]"),
         ("letters_sd", "sd", "[ٻڀٺٽٿڃڄڇڌڍڏڙڪڱڳڻ]"),
         ("article_ar", "ar", "^ [وبفك]?ال[^پچژگکیےٹڈڑںھہ]{3,}$"),
@@ -117,8 +117,11 @@ _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     ],
 }  # fmt: skip
 
-# English forms that no alphabet tells: what follows an apostrophe.
-_CONTRACTION = re.compile(r"['’](?:s|t|re|ve|m|ll|d)", re.IGNORECASE)
+# English forms that no alphabet tells, by an apostrophe. After a vowel it may be Dutch (foto's).
+_CONTRACTION = re.compile(
+    r"['’](?:s|t|re|ve|m|ll|d)|\s*[A-Z]*(?:[B-DF-HJ-NP-TV-XZE]['’]s|n['’]t|['’](?:re|ve|ll|m|d))",
+    re.IGNORECASE,
+)
 
 # ASCII letters that are no writing: a sign on them (but the hyphen and the apostrophe, which words have),
 # digits beside them, capitals inside a name (getName, JSONObject), and the beginnings of addresses.
@@ -193,8 +196,9 @@ def _spelt(text: str, script: str) -> tuple[str, str]:
     if not letters.isalpha():
         letters = "".join(filter(_is_writing, text))
     # A word begins after what is no letter, and with a capital before small letters.
-    begins = not text.startswith(letters[:1]) or (letters[:1].isupper() and not letters.isupper())
-    return known.decide(letters.lower(), begins, capitals=letters.isupper())
+    spaced, capital, capitals = not text.startswith(letters[:1]), letters[:1].isupper(), letters.isupper()
+    begins = spaced or (capital and not capitals)
+    return known.decide(letters.lower(), begins, capitals=capitals, joined=capital and not spaced)
 
 
 def _han(text: str) -> tuple[str, str]:

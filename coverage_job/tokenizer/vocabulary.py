@@ -10,6 +10,7 @@ import os
 import tempfile
 import unicodedata
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import polars as pl
@@ -26,7 +27,7 @@ from coverage_job.tokenizer.load import TokenizerSpec, load
 from coverage_job.tokenizer.reachability import Reached, reach
 
 # Rises when the table's contents change for the same tokenizer.
-_VERSION = 4
+_VERSION = 5
 
 # The table as cached: without categories, which a job may define, and with the text they are read from.
 _BUILT = pa.schema(
@@ -123,8 +124,9 @@ def raise_contextual(table: pa.Table, contexts: Mapping[int, str | None]) -> pa.
 
 
 def _key(spec: TokenizerSpec) -> str:
-    """What the table depends on: the file, this code, its rules, and the Unicode and tokenizer versions."""
-    parts = [spec.sha256, str(_VERSION), unicodedata.unidata_version, tokenizers.__version__]
+    """What the table depends on: the file, this code, its rules, and the versions of what it reads."""
+    versions = [unicodedata.unidata_version, tokenizers.__version__, version("wordfreq")]
+    parts = [spec.sha256, str(_VERSION), *versions]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:32]
 
 

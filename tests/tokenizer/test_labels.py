@@ -62,7 +62,7 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
 
 
 # Each labelled by somebody who had not seen the rules. They were worked on after each but the last, whose
-# 91.4 % of languages is what to expect of tokens that nobody has looked at. The aim is 95 %.
+# 93.3 % of languages is what to expect of tokens that nobody has looked at. The aim is 95 %.
 @pytest.mark.parametrize(
     ("number", "column"),
     [
@@ -70,7 +70,7 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
         ("", "category"),
         ("_2", "language"),
         ("_2", "category"),
-        pytest.param("_3", "language", marks=pytest.mark.xfail(strict=True, reason="91.4 %, not 95 %")),
+        pytest.param("_3", "language", marks=pytest.mark.xfail(strict=True, reason="93.3 %, not 95 %")),
         ("_3", "category"),
     ],
 )
@@ -126,6 +126,8 @@ def test_the_blind_samples(number: str, column: str) -> None:
         ("٣٤", "zxx", "no_letters"),
         ("❤\ufe0f", "zxx", "no_letters"),
         ("’ve", "en", "contraction"),
+        (" don't", "en", "contraction"),
+        ("team’s", "en", "contraction"),
         ("한", "ko", "script"),
         ("ไทย", "th", "script"),
         ("ি", "bn", "script_mostly"),  # a vowel sign is writing
@@ -148,6 +150,17 @@ def test_the_blind_samples(number: str, column: str) -> None:
         ("Canadians", "en", "spelling"),
         (" ọba", "yo", "letters_yo"),
         (" ọng", "vi", "alphabet"),
+        (" tsis", "hmn", "spelling"),
+        (" ndaj", "sq", "spelling"),
+        (" kufanya", "sw", "spelling"),
+        (" gwamnati", "ha", "spelling"),
+        (" baina", "eu", "spelling"),
+        (" билән", "ug", "spelling"),
+        (" ҳама", "tg", "spelling"),
+        ("ажә", "ab", "letters_ab"),
+        (" قىل", "ug", "letters_ug"),
+        ("Canvas", "en", "spelling"),  # words joined to a name
+        (" fubol", "und", "spelling_open"),
     ],
 )
 def test_letters_tell_the_language(text: str, language: str, rule: str) -> None:
