@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
+from string import ascii_letters
 
 import numpy as np
 import numpy.typing as npt
@@ -117,11 +118,8 @@ class Spelling:
         """word, language (its position), share: the words that consist of their language's letters."""
         parts = []
         for position, (language, alphabet) in enumerate(zip(self.languages, self._alphabets, strict=True)):
-            words = {
-                word: share
-                for word, share in frequencies[language].items()
-                if (self._ascii and word.isascii() and word.isalpha()) or self._outside(word) <= alphabet
-            }
+            letters = alphabet | set(ascii_letters) if self._ascii else alphabet
+            words = {word: share for word, share in frequencies[language].items() if letters.issuperset(word)}
             part = pl.DataFrame({"word": list(words), "share": list(words.values())})
             parts.append(part.with_columns(language=pl.lit(position, pl.UInt8)))
         return pl.concat(parts)
