@@ -171,14 +171,10 @@ class Spelling:
             decided = self._decided[asked] = self._decide(*asked)
         return decided
 
-    def _using(self, text: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Two float64[languages]: the shares of running words that begin with a text, and that are it."""
-        first, last = bisect_left(self._words, text), bisect_left(self._words, text + _LAST)
-        equal = bisect_right(self._words, text, first, last)
-        count = len(self.languages)
-        begun = np.bincount(self._owners[first:last], self._shares[first:last], count)
-        whole = np.bincount(self._owners[first:equal], self._shares[first:equal], count)
-        return begun.astype(np.float64, copy=False), whole.astype(np.float64, copy=False)
+    def _shares_of(self, first: int, last: int) -> npt.NDArray[np.float64]:
+        """float64[languages]: the share of running words that some of the words in order make."""
+        shares = np.bincount(self._owners[first:last], self._shares[first:last], len(self.languages))
+        return shares.astype(np.float64, copy=False)
 
     def _decide(self, text: str, begins: bool, abbreviation: bool, joined: bool) -> tuple[str, str]:
         plain = text.isascii()
@@ -194,8 +190,12 @@ class Spelling:
             return "und", "short"
         if plain and _VOWELS.isdisjoint(text):
             return "und", "no_vowel"
-        begun, whole = self._using(text)
-        in_use = whole[writing].max() > _IN_USE
+        # The words that begin with the text; the first of them are the text, in each language that has it.
+        first = bisect_left(self._words, text)
+        last = bisect_left(self._words, text + _LAST, first)
+        equal = bisect_right(self._words, text, first, last)
+        whole = self._shares_of(first, equal) if equal > first else self._none
+        in_use = equal > first and whole[writing].max() > _IN_USE
         if abbreviation and not in_use and len(text) <= _INITIALS:
             return "und", "abbreviation"
         few = not self._dense and (abbreviation or (not begins and len(text) <= _PIECE))
@@ -205,8 +205,8 @@ class Spelling:
         for end in range(2 if begins else 1, len(marked) + 1):
             gram = marked[end - _ORDER if end > _ORDER else 0 : end]
             weights += known if (known := likelies.get(gram)) is not None else self._likely(gram)
-        if begins:
-            weights += _BEGUN * np.log(begun + _WHOLE * whole + _UNSEEN)
+        if begins and last > first:
+            weights += _BEGUN * np.log(self._shares_of(first, last) + _WHOLE * whole + _UNSEEN)
         if joined:
             weights += self._joined
         best = int(weights.argmax())
