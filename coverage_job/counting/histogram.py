@@ -64,6 +64,12 @@ def _count(ids, documents, supervised, order, lo, hi, scratch, targets, touched)
     return n
 
 
+def warm_up() -> None:
+    """Compile what counts, or load what was compiled; the first batch would else pay for it."""
+    one = np.array([0, 1], np.int64)
+    Histogram(1).add(TokenBatch(np.zeros(1, np.int32), one, None, None, np.zeros(1, np.int32)))
+
+
 def _compact(blocks: list[_Rows]) -> list[_Rows]:
     if len(blocks) < 2:
         return blocks

@@ -36,7 +36,7 @@ from coverage_job.corpus.templated import (
 from coverage_job.counting.audit import Audit
 from coverage_job.counting.contexts import Contexts
 from coverage_job.counting.cuts import Cuts
-from coverage_job.counting.histogram import Histogram
+from coverage_job.counting.histogram import Histogram, warm_up
 from coverage_job.counting.kernel import FastKernel
 from coverage_job.counting.reference import ReferenceKernel
 from coverage_job.counting.store import StoreSpec
@@ -181,6 +181,7 @@ def kernel_of(spec: TokenizerSpec, cuts: bytes, cache_mib: int) -> FastKernel | 
     if key not in _KERNELS:
         _KERNELS.clear()
         _KERNELS[key] = FastKernel(tokenizer, Cuts.from_bytes(cuts), cache_mib)
+        warm_up()
     return _KERNELS[key]
 
 
