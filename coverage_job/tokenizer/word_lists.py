@@ -7,7 +7,6 @@ from functools import lru_cache
 from importlib import resources
 
 import yaml
-from wordfreq import cB_to_freq, get_frequency_list
 
 # Languages that share a script and that wordfreq has a list of, and its name there.
 _LISTED = {
@@ -38,6 +37,9 @@ def word_frequencies(language: str) -> dict[str, float]:
     if (listed := _LISTED.get(language)) is None:
         words = sorted(set(_own_words()[language].split()))
         return dict.fromkeys(words, _SHARE / len(words))
+    # Not needed, and not loaded, where a vocabulary's table is in the cache.
+    from wordfreq import cB_to_freq, get_frequency_list
+
     found: dict[str, float] = {}
     size, length = ("large", _ENGLISH_LENGTH) if language == "en" else ("small", _LENGTH)
     for centibels, bucket in enumerate(get_frequency_list(listed, size)):
