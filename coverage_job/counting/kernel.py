@@ -24,7 +24,8 @@ _ROW_BYTES = 32
 _FIRST_ROWS = 1 << 15
 _PART_BYTES = 1 << 16
 # Shares of the table's memory: rows, bytes of longer chunks, ids of chunks with more than two.
-_LEAST_BYTES = scan.GROUP * table.LONG
+# A group may need as much: a chunk has one id more than bytes where a sign is put before the text.
+_LEAST_BYTES = scan.GROUP * (table.LONG + 1)
 
 
 class _Cache:

@@ -11,36 +11,36 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
-from pydantic import TypeAdapter
-
-from coverage_job.config import RankFile
 from coverage_job.counting.kept_cuts import kept
 from coverage_job.counting.task import kernel_of
-from coverage_job.tokenizer.load import describe
+from coverage_job.tokenizer.load import TokenizerSpec
 
 _VARIABLE = "COVERAGE_JOB_PRELOAD"
-_TOKENIZER: TypeAdapter[str | RankFile] = TypeAdapter(str | RankFile)
 
 
 @contextmanager
-def announced(tokenizer: str | RankFile, cache_mib: int) -> Iterator[None]:
-    """A process that is started meanwhile loads the tokenizer and its kernel when it imports this module."""
-    os.environ[_VARIABLE] = json.dumps([_TOKENIZER.dump_python(tokenizer, mode="json"), cache_mib])
+def announced(tokenizer: TokenizerSpec, cache_mib: int | None) -> Iterator[None]:
+    """A process that is started meanwhile loads these when it imports this module.
+
+    cache_mib: of the tokenizer's fast kernel; None where the reference counts.
+    """
+    os.environ[_VARIABLE] = json.dumps([tokenizer.to_json(), cache_mib])
     try:
         yield
     finally:
-        del os.environ[_VARIABLE]
+        os.environ.pop(_VARIABLE, None)
 
 
-def _load(tokenizer: Any, cache_mib: int) -> None:
-    spec = describe(_TOKENIZER.validate_python(tokenizer))
+def _load(tokenizer: str, cache_mib: int | None) -> None:
+    spec = TokenizerSpec.from_json(tokenizer)
     # Before the first run of a tokenizer there are no cuts; workers then make their kernels of the task's.
-    kernel_of(spec, kept(spec) or b"", cache_mib)
+    cuts = None if cache_mib is None else kept(spec)
+    kernel_of(spec, cuts or b"", cache_mib or 0)
 
 
 if _VARIABLE in os.environ:
-    # Whatever is wrong, the worker that needs the tokenizer meets it too, and says so.
-    with suppress(Exception):
+    # Whatever is wrong, the worker that needs the tokenizer meets it too, and says so. BaseException: a panic
+    # inside tokenizers is none of Exception, and would end the server.
+    with suppress(BaseException):
         _load(*json.loads(os.environ.pop(_VARIABLE)))

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from coverage_job.config import RankFile
 from coverage_job.counting.merge import Merger
 from coverage_job.counting.preload import announced
 from coverage_job.engines import Done, Task
 from coverage_job.errors import EngineError
+from coverage_job.tokenizer.load import TokenizerSpec
 
 T = TypeVar("T")
 
@@ -97,9 +97,12 @@ class LocalEngine:
     def describe(self) -> str:
         return f"local, {self.workers} process{'' if self.workers == 1 else 'es'}"
 
-    def prepare(self, tokenizer: str | RankFile, cache_mib: int) -> None:
-        """Let what workers begin with be loaded beside whatever the driver does until it counts."""
-        if self.workers > 1:
+    def prepare(self, tokenizer: TokenizerSpec, cache_mib: int | None) -> None:
+        """Let what workers begin with be loaded beside whatever the driver does until it counts.
+
+        cache_mib: of the fast kernel; None where the reference counts.
+        """
+        if self.workers > 1 and threading.current_thread() is threading.main_thread():
             with announced(tokenizer, cache_mib):
                 _start_fork_server()
 
@@ -141,7 +144,8 @@ class LocalEngine:
                     waiting.discard(future)
                     yield _read(future.result())
                     done()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, EOFError, ConnectionError):
+            # The last two: the fork server was, before it could start a worker.
             raise EngineError(
                 "a worker process was killed, most likely for memory: use fewer --set engine.workers, "
                 "or a smaller engine.split_bytes or engine.cache_mib"

@@ -81,8 +81,6 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
     """Find the tokenizer and the files, decide how they are read. Raises for whatever cannot be found."""
     if engine is not None:
         steps.say(f"engine: {engine.describe()}")
-    if isinstance(engine, LocalEngine):
-        engine.prepare(job.tokenizer, job.engine.cache_mib)
     with steps.step("plan"):
         tokenizer = describe(job.tokenizer)
         rows = job.model_vocab_size or tokenizer.rows
@@ -118,6 +116,8 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
             steps.say(f"  {corpus.name}: {what}, {source.decided}{how}")
             for warning in source.warnings:
                 steps.say(f"  {corpus.name}: warning: {warning}")
+    if isinstance(engine, LocalEngine) and sum(len(c.splits) for c in corpora) > 1:
+        engine.prepare(tokenizer, job.engine.cache_mib if job.engine.kernel == "fast" else None)
     return Plan(job, tokenizer, rows, corpora, datetime.now(timezone.utc))
 
 

@@ -133,7 +133,7 @@ def confusion(
     """Measure responses: a CONFUSION table, and what `confusion.json` holds.
 
     words: English words; wordfreq's by default. Raises ProbeError where there is no answer, or the
-    identifier or the words are missing.
+    identifier is missing.
     """
     if not answers:
         raise ProbeError("no responses to measure")

@@ -78,7 +78,7 @@ _MOSTLY = {"Bengali": "bn", "Hebrew": "he", "Ethiopic": "am"}
 
 _OPEN, _CONSONANTS = "[aeiouàáèéìíòóùúịụọẹ]", "[bdfghjklmnprstwy]+"
 
-# (rule, language, pattern), first match wins: letters, marks and words of languages that `spelling` lacks.
+# (rule, language, pattern), first match wins: letters, marks and words that tell more surely than `spelling`.
 _BY_LETTERS: dict[str, list[tuple[str, str, str]]] = {
     "Cyrillic": [
         ("letters_ab", "ab", "[ԥҧҭҩӡҿҽҵҟԤҦҬҨӠҾҼҴҞ]|[ҳҲ]ә|ә[аы]|ажә"),
@@ -132,7 +132,7 @@ _DAMPING = 50_000
 
 # Rules that guess: counts of a corpus with languages overrule them.
 _GUESSES = re.compile(
-    r"^(?:partial_)?(?:letters_|words_|article_|alphabet$|spelling|short$|no_vowel$|abbreviation$|han_|fullwidth$|script_mostly$|shared$)"
+    r"^(?:partial_)?(?:letters_|words_|article_|alphabet$|spelling|short$|no_vowel$|abbreviation$|han_|fullwidth$|script_mostly$|shared$|contraction$)"
 )
 
 
@@ -191,6 +191,14 @@ def _spelt(text: str, script: str) -> tuple[str, str]:
     if (known := spelling(script)) is None:
         return UNDETERMINED, "shared"
     if script == "Latin" and _CONTRACTION.fullmatch(text):
+        word = text[:-2]
+        # Other languages have it too (Hans's, geht's).
+        if (
+            text[-1] in "sS"
+            and word.strip()
+            and (named := _spelt(word, script))[0] not in ("en", UNDETERMINED)
+        ):
+            return named
         return "en", "contraction"
     letters = text.strip()
     if not letters.isalpha():

@@ -158,7 +158,9 @@ def _build(path: str, format_: str, data: bytes, rank_file: RankFile | None) -> 
         return sentencepiece_model.build(path, sentencepiece_model.read(path, data))
     try:
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # tokenizers raises bare Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and where it panics not even that
         raise TokenizerError(f"tokenizer {path}: not a tokenizer file ({error})") from None
     # Files may carry the padding and truncation of the task they were last used for.
     tokenizer.no_padding()

@@ -125,7 +125,7 @@ class Spelling:
         return pl.concat(parts)
 
     def _outside(self, text: str) -> frozenset[str]:
-        """The letters of a text that not every language of the script has."""
+        """The letters of a text that an alphabet may lack: in Latin script those outside ASCII."""
         return frozenset(c for c in text if not (self._ascii and c.isascii() and c.isalpha()))
 
     def _chance(self, gram: str) -> npt.NDArray[np.float32]:

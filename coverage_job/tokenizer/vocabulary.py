@@ -27,7 +27,7 @@ from coverage_job.tokenizer.load import TokenizerSpec, load
 from coverage_job.tokenizer.reachability import Reached, reach
 
 # Rises when the table's contents change for the same tokenizer.
-_VERSION = 5
+_VERSION = 6
 
 # The table as cached: without categories, which a job may define, and with the text they are read from.
 _BUILT = pa.schema(

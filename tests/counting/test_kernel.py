@@ -23,7 +23,7 @@ from tokenizers import (
 
 from coverage_job.config import RankFile
 from coverage_job.corpus.documents import TextBatch, TokenBatch
-from coverage_job.counting import bpe, kernel, table
+from coverage_job.counting import bpe, kernel, scan, table
 from coverage_job.counting.bpe_model import byte_model
 from coverage_job.counting.cuts import Cuts, derive
 from coverage_job.counting.kernel import FastKernel
@@ -314,6 +314,18 @@ def test_a_full_table_is_dropped_and_nothing_changes() -> None:
     )
     assert_same(fast.encode(batch), reference.encode(batch))
     assert fast.counters.tables_dropped > before
+
+
+def test_the_least_table_has_room_for_the_longest_chunks() -> None:
+    # Of a letter that merges with itself, so that the words are not cut.
+    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab | {"aa": 256}, [("a", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast = FastKernel(tokenizer, derive(tokenizer), 16)
+    word = " " + "a" * (table.LONG - 1)
+    ids = ReferenceKernel(tokenizer).encode(make_batch([[word]])).ids
+    encoded = fast.encode(make_batch([[word * (2 * scan.GROUP + 1)]])).ids
+    np.testing.assert_array_equal(encoded.reshape(-1, len(ids)), np.tile(ids, (2 * scan.GROUP + 1, 1)))
 
 
 def test_chunks_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

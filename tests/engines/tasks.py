@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from coverage_job.counting import task
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.errors import CorpusError
+from coverage_job.tokenizer import load
 
 
 def row(token_id: int, report: str | None = None) -> pa.RecordBatch:
@@ -52,3 +54,8 @@ def tell_and_wait(file: str) -> Iterator[pa.RecordBatch]:
 def rows_of_each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield pa.record_batch([pa.array([batch.num_rows], pa.int64())], names=["rows"])
+
+
+def held(n: int) -> Iterator[pa.RecordBatch]:
+    """What this process has loaded."""
+    yield row(-1, f"{len(load._LOADED)} tokenizers, {len(task._KERNELS)} kernels")

@@ -15,6 +15,7 @@ from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.engines.local import LocalEngine
 from coverage_job.errors import CorpusError, EngineError
 from tests.engines import tasks
+from tests.planted import write_tokenizer
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -47,6 +48,45 @@ def test_a_tasks_own_error_comes_through_and_nothing_keeps_running(workers: int)
 def test_a_killed_worker_is_named() -> None:
     with LocalEngine(2) as engine, pytest.raises(EngineError, match="a worker process was killed"):
         engine.count(tasks.die, [1, 2, 3], lambda: None)
+
+
+def test_workers_begin_with_the_tokenizer_and_its_kernel(tmp_path: Path) -> None:
+    """In a process of its own: the fork server of this one may run already."""
+    write_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "broken.json").write_text("{")
+    code = """
+import sys
+from dataclasses import replace
+from coverage_job.counting.kept_cuts import cuts_bytes
+from coverage_job.counting.task import TASK_OUTPUT
+from coverage_job.engines.local import LocalEngine
+from coverage_job.tokenizer.load import describe
+from tests.engines import tasks
+if __name__ == "__main__":
+    folder, name, fast = sys.argv[1], sys.argv[2], sys.argv[3] == "fast"
+    spec = describe(f"{folder}/tokenizer.json")
+    cuts_bytes(spec)
+    engine = LocalEngine(2)
+    engine.prepare(replace(spec, path=f"{folder}/{name}"), 16 if fast else None)
+    held = engine.map(tasks.held, [1, 2], TASK_OUTPUT, lambda: None)
+    print(held["report"].to_pylist())
+"""
+    script = tmp_path / "held.py"
+    script.write_text(code)
+
+    def held(name: str, kernel: str) -> str:
+        command = [sys.executable, str(script), str(tmp_path), name, kernel]
+        folders = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": folders, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        return ran.stdout.strip()
+
+    assert held("tokenizer.json", "fast") == "['1 tokenizers, 1 kernels', '1 tokenizers, 1 kernels']"
+    assert held("tokenizer.json", "reference") == "['1 tokenizers, 0 kernels', '1 tokenizers, 0 kernels']"
+    # What cannot be loaded is told by the task that needs it.
+    for name in ("broken.json", "missing.json"):
+        assert held(name, "fast") == "['0 tokenizers, 0 kernels', '0 tokenizers, 0 kernels']"
 
 
 def alive(process: int) -> bool:

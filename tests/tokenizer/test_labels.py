@@ -62,13 +62,23 @@ def test_the_hand_labelled_sample(column: str, at_least: float) -> None:
 
 
 # Each labelled by somebody who had not seen the rules, which were worked on after the first and the second.
-# Nobody worked on the rows of the last two. Of those the rules name the language of 93.3 % and 98.7 %, or of
-# 96.0 % together: what to expect of tokens that nobody has looked at.
-@pytest.mark.parametrize("column", ["language", "category"])
-@pytest.mark.parametrize("numbers", [("",), ("_2",), ("_3", "_4"), ("_4",)])
-def test_the_blind_samples(numbers: tuple[str, ...], column: str) -> None:
-    found = [disagreements(BLIND.with_stem(BLIND.stem + number), column) for number in numbers]
-    sure, wrong = sum(n for n, _ in found), [row for _, rows in found for row in rows]
+# Nobody worked on the rows of the last two: 93.3 % and 98.7 % of languages, 96.0 % together, are what to
+# expect of tokens that nobody has looked at.
+@pytest.mark.parametrize(
+    ("number", "column"),
+    [
+        ("", "language"),
+        ("", "category"),
+        ("_2", "language"),
+        ("_2", "category"),
+        pytest.param("_3", "language", marks=pytest.mark.xfail(strict=True, reason="93.3 %, not 95 %")),
+        ("_3", "category"),
+        ("_4", "language"),
+        ("_4", "category"),
+    ],
+)
+def test_the_blind_samples(number: str, column: str) -> None:
+    sure, wrong = disagreements(BLIND.with_stem(BLIND.stem + number), column)
     assert sure >= 150
     assert 1 - len(wrong) / sure >= 0.95, wrong
 
@@ -121,6 +131,7 @@ def test_the_blind_samples(numbers: tuple[str, ...], column: str) -> None:
         ("’ve", "en", "contraction"),
         (" don't", "en", "contraction"),
         ("team’s", "en", "contraction"),
+        (" geht's", "de", "spelling"),
         ("한", "ko", "script"),
         ("ไทย", "th", "script"),
         ("ি", "bn", "script_mostly"),  # a vowel sign is writing
