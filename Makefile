@@ -38,7 +38,7 @@ test: $(VENV)/.test ## Run the tests (minutes).
 	$(PYTEST) -m "(spark or browser) and not slow" -rs
 
 test-all: test test-spark35 ## Run the tests, and those that take longer.
-	$(PYTEST) -n 2 --dist loadfile -m "slow and not spark" -rs
+	$(PYTEST) -n 2 --dist loadgroup -m "slow and not spark" -rs
 	$(PYTEST) -m "slow and spark" -rs
 
 # Beside the newest pyspark, not in its place: a folder that goes before it on the path.

@@ -18,7 +18,8 @@ pytest.importorskip("django")
 pytest.importorskip("sphinx")
 pytest.importorskip("chatterbot_corpus")
 
-pytestmark = pytest.mark.slow
+# One process trains the models for all of these.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("forgetting")]
 
 ROOT = Path(__file__).parents[1]
 
