@@ -37,7 +37,7 @@ from coverage_job.coverage import conform
 from coverage_job.engines import Engine
 from coverage_job.engines.spark import SparkEngine
 from coverage_job.errors import BadFileError, CorpusError, EngineError, JobError
-from coverage_job.pipeline.plan import CorpusPlan, Plan, spark_of
+from coverage_job.pipeline.plan import CorpusPlan, Plan, prepare_workers, spark_of
 from coverage_job.progress import Steps
 from coverage_job.schemas import HISTOGRAM, Reachability, Stage
 from coverage_job.storage import join
@@ -76,6 +76,8 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
     corpora = {name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items()}
     spec = replace(spec, corpora=corpora)
     splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
+    if plan.job.store is not None:
+        prepare_workers(engine, plan.job, plan.tokenizer, len(splits))
     if splits or any(c.corpus.table is not None for c in plan.corpora):
         compile_here(spec, engine, steps)
     counts, reports = _pass(engine, spec, splits, steps)

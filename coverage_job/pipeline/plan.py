@@ -116,9 +116,16 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
             steps.say(f"  {corpus.name}: {what}, {source.decided}{how}")
             for warning in source.warnings:
                 steps.say(f"  {corpus.name}: warning: {warning}")
-    if isinstance(engine, LocalEngine) and sum(len(c.splits) for c in corpora) > 1:
-        engine.prepare(tokenizer, job.engine.cache_mib if job.engine.kernel == "fast" else None)
+    # With a store it may turn out that nothing is left to count.
+    if job.store is None:
+        prepare_workers(engine, job, tokenizer, sum(len(c.splits) for c in corpora))
     return Plan(job, tokenizer, rows, corpora, datetime.now(timezone.utc))
+
+
+def prepare_workers(engine: Engine | None, job: Job, tokenizer: TokenizerSpec, splits: int) -> None:
+    """Let worker processes start beside what is done before they are needed."""
+    if isinstance(engine, LocalEngine) and splits > 1:
+        engine.prepare(tokenizer, job.engine.cache_mib if job.engine.kernel == "fast" else None)
 
 
 def spark_of(engine: Engine | None, corpus: Corpus) -> SparkEngine:
