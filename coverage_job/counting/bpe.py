@@ -266,8 +266,8 @@ def _update(tree, offsets, depth, position):
 
 @compiled
 def merge_long(symbols, n, widths, merges):
-    """Merge symbols[:n] in place; returns how many are left. widths: int32 per id,
-    the symbols that a token was merged from.
+    """Merge symbols[:n] in place; returns how many are left. widths: int32 per id, the symbols that a token
+    was merged from.
 
     A token begins at the place of its first symbol; its last place holds the complement of its width
     (where the two differ), so neighbours are found both ways without links.

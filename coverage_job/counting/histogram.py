@@ -104,8 +104,8 @@ class Histogram:
         keys = batch.keys[order]
         borders = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
         mask = np.empty(0, np.uint8) if batch.supervised is None else batch.supervised
+        scratch, targets = self._scratch, self._targets
         for lo, hi in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-            scratch, targets = self._scratch, self._targets
             n = _count(batch.ids, batch.documents, mask, order, lo, hi, scratch, targets, self._touched)
             touched = self._touched[:n]
             counts = np.empty((n, 4), np.int64)

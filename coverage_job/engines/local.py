@@ -43,6 +43,14 @@ def _run(task: Task[T], item: T) -> bytes:
     return result
 
 
+def _submit(pool: ProcessPoolExecutor, task: Task[T], item: T) -> Future[bytes]:
+    try:
+        return pool.submit(_run, task, item)
+    except (EOFError, ConnectionError) as error:
+        # The fork server, which starts workers, was killed. A task's own errors come with its result.
+        raise BrokenProcessPool(str(error)) from None
+
+
 def _start_fork_server() -> None:
     """Start it, where none runs, deaf to Ctrl-C: of the processes of a terminal the driver alone answers.
 
@@ -102,7 +110,7 @@ class LocalEngine:
 
         cache_mib: of the fast kernel; None where the reference counts.
         """
-        if self.workers > 1 and threading.current_thread() is threading.main_thread():
+        if self.workers > 1:
             with announced(tokenizer, cache_mib):
                 _start_fork_server()
 
@@ -137,15 +145,14 @@ class LocalEngine:
             while True:
                 # Few tasks in flight, so that finished output never piles up.
                 for item in islice(queue, 2 * self.workers - len(waiting)):
-                    waiting.add(pool.submit(_run, task, item))
+                    waiting.add(_submit(pool, task, item))
                 if not waiting:
                     return
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     waiting.discard(future)
                     yield _read(future.result())
                     done()
-        except (BrokenProcessPool, EOFError, ConnectionError):
-            # The last two: the fork server was, before it could start a worker.
+        except BrokenProcessPool:
             raise EngineError(
                 "a worker process was killed, most likely for memory: use fewer --set engine.workers, "
                 "or a smaller engine.split_bytes or engine.cache_mib"

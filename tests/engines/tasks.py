@@ -34,6 +34,11 @@ def fail(n: int) -> Iterator[pa.RecordBatch]:
     raise CorpusError(f"corpus x: item {n} is bad; mend it")
 
 
+def lose_connection(n: int) -> Iterator[pa.RecordBatch]:
+    yield row(n)
+    raise ConnectionResetError(f"the store of item {n} hung up")
+
+
 def crash(n: int) -> Iterator[pa.RecordBatch]:
     yield row(n)
     raise ValueError("a fault of ours")

@@ -50,6 +50,37 @@ def test_a_killed_worker_is_named() -> None:
         engine.count(tasks.die, [1, 2, 3], lambda: None)
 
 
+def test_a_tasks_lost_connection_is_not_called_a_killed_worker() -> None:
+    with LocalEngine(2) as engine, pytest.raises(ConnectionResetError, match="the store of item"):
+        engine.count(tasks.lose_connection, [1, 2], lambda: None)
+
+
+def test_a_killed_fork_server_is_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text("""
+import os, signal
+from multiprocessing import forkserver
+from coverage_job.engines import local
+from coverage_job.errors import EngineError
+from tests.engines import tasks
+if __name__ == "__main__":
+    local._start_fork_server()
+    # It dies after it was last seen to run.
+    local._start_fork_server = lambda: None
+    forkserver.ensure_running = lambda: None
+    forkserver._forkserver.ensure_running = lambda: None
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    os.waitpid(forkserver._forkserver._forkserver_pid, 0)
+    try:
+        local.LocalEngine(2).count(tasks.count_to, [1, 2], lambda: None)
+    except EngineError as error:
+        print(error)
+""")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    assert ran.stdout.startswith("a worker process was killed"), ran.stderr
+
+
 def test_workers_begin_with_the_tokenizer_and_its_kernel(tmp_path: Path) -> None:
     """In a process of its own: the fork server of this one may run already."""
     write_tokenizer(tmp_path / "tokenizer.json")
