@@ -132,17 +132,23 @@ def _model_entry(content: str, of: Family) -> Entry:
     return Entry(content, text.encode(), Kind.BASE, continues)
 
 
+def text_of(data: bytes) -> str | None:
+    """The text that bytes are; None where they are no UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def decodable(data: bytes) -> Decodable:
     """What bytes are by themselves: text, one byte of a longer character, or parts of characters.
 
     >>> [decodable(b).value for b in (b"A", b"\\xe5", b"\\xe5\\x98", "嘉".encode())]
     ['utf8', 'byte', 'partial', 'utf8']
     """
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return Decodable.BYTE if len(data) == 1 else Decodable.PARTIAL
-    return Decodable.UTF8
+    if text_of(data) is not None:
+        return Decodable.UTF8
+    return Decodable.BYTE if len(data) == 1 else Decodable.PARTIAL
 
 
 def begun_by(head: bytes) -> range:

@@ -13,7 +13,8 @@ import yaml
 from coverage_job.config import read_yaml
 from coverage_job.errors import JobError, did_you_mean
 from coverage_job.schemas import Decodable, Kind
-from coverage_job.tokenizer.languages import by_counts, is_guess, language_of, language_of_bytes
+from coverage_job.tokenizer.entries import text_of
+from coverage_job.tokenizer.languages import by_counts, is_guess, language_of_bytes, languages_of
 from coverage_job.tokenizer.scripts import scripts_of_language
 
 _CONDITIONS = {"kind", "decodable", "pattern", "list"}
@@ -83,12 +84,11 @@ def _rule(item: object, where: str) -> Rule:
 
 def languages(data: Sequence[bytes]) -> pl.DataFrame:
     """script, language and language_rule of tokens' bytes, one row each."""
-    rows = []
-    for item in data:
-        try:
-            rows.append(language_of(item.decode()))
-        except UnicodeDecodeError:
-            rows.append(language_of_bytes(item))
+    texts = [text_of(item) for item in data]
+    whole = iter(languages_of([text for text in texts if text is not None]))
+    rows = [
+        language_of_bytes(d) if text is None else next(whole) for d, text in zip(data, texts, strict=True)
+    ]
     return pl.DataFrame(
         rows, schema=["script", "language", "language_rule"], orient="row", infer_schema_length=None
     )

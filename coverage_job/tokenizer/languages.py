@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -33,7 +34,7 @@ from coverage_job.tokenizer.scripts import (
     script_counts,
     script_table,
 )
-from coverage_job.tokenizer.spelling import spelling
+from coverage_job.tokenizer.spelling import Asked, spelling
 
 NO_LANGUAGE = "zxx"  # BCP-47: no linguistic content
 UNDETERMINED = "und"  # letters, but of an undecided language
@@ -152,33 +153,55 @@ def language_of(text: str) -> tuple[str, str, str]:
     >>> language_of("お願い"), language_of("维护"), language_of("我們")
     (('Hiragana', 'ja', 'kana'), ('Han', 'zh', 'han_simplified'), ('Han', 'zh-Hant', 'han_traditional'))
     """
+    return languages_of([text])[0]
+
+
+def languages_of(texts: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(script, language, rule) of each token's text; many together are faster than one by one."""
+    found: list[tuple[str, str, str]] = []
+    open_: dict[str, dict[int, Asked]] = {}  # by script: what its spelling must decide
+    for n, text in enumerate(texts):
+        script, verdict = _by_letters(text)
+        if isinstance(verdict, Asked):
+            open_.setdefault(script, {})[n] = verdict
+            verdict = UNDETERMINED, "shared"  # where nothing is known of the script's spellings
+        found.append((script, *verdict))
+    for script, asked in open_.items():
+        if (known := spelling(script)) is not None:
+            for n, verdict in zip(asked, known.decide(list(asked.values())), strict=True):
+                found[n] = script, *verdict
+    return found
+
+
+def _by_letters(text: str) -> tuple[str, tuple[str, str] | Asked]:
+    """Script of a text, and either language and rule or what is to be asked of the script's spellings."""
     bare = text.strip()  # of white space of any kind
     if bare.isascii():
         # Most of a vocabulary: the script needs no table.
         if not bare.isalpha() and not any(c.isalpha() for c in bare):
-            return COMMON, NO_LANGUAGE, "no_letters"
+            return COMMON, (NO_LANGUAGE, "no_letters")
         if _CODE.search(bare):
-            return "Latin", NO_LANGUAGE, "code"
-        return "Latin", *_spelt(text, "Latin")
+            return "Latin", (NO_LANGUAGE, "code")
+        return "Latin", _spelt(text, "Latin")
     counts = script_counts(text)
     script = max(counts, key=counts.__getitem__) if counts else COMMON
     if script == COMMON:
         alphabetic = any(c.isalpha() for c in text)
-        return script, *((UNDETERMINED, "no_script") if alphabetic else (NO_LANGUAGE, "no_letters"))
+        return script, (UNDETERMINED, "no_script") if alphabetic else (NO_LANGUAGE, "no_letters")
     if not any(map(_is_writing, text)):
-        return script, NO_LANGUAGE, "no_letters"  # digits of a script
+        return script, (NO_LANGUAGE, "no_letters")  # digits of a script
     if "Hiragana" in counts or "Katakana" in counts:
-        return script, "ja", "kana"
+        return script, ("ja", "kana")
     if "Han" in counts and script in ("Han", "Latin"):
-        return script, *_han(text)  # Latin letters stand in Chinese words
+        return script, _han(text)  # Latin letters stand in Chinese words
     if (language := _OF_SCRIPT.get(script)) is not None:
-        return script, language, "script"
+        return script, (language, "script")
     for rule, language, pattern in _compiled().get(script, ()):
         if pattern.search(text):
-            return script, language, rule
+            return script, (language, rule)
     if script in _MOSTLY:
-        return script, _MOSTLY[script], "script_mostly"
-    return script, *_spelt(text, script)
+        return script, (_MOSTLY[script], "script_mostly")
+    return script, _spelt(text, script)
 
 
 def _is_writing(c: str) -> bool:
@@ -186,27 +209,26 @@ def _is_writing(c: str) -> bool:
     return c.isalpha() or (not c.isascii() and unicodedata.category(c) in ("Mn", "Mc"))
 
 
-def _spelt(text: str, script: str) -> tuple[str, str]:
-    """Language and rule of text in a script that languages share."""
-    if (known := spelling(script)) is None:
-        return UNDETERMINED, "shared"
-    if script == "Latin" and _CONTRACTION.fullmatch(text):
-        word = text[:-2]
-        # Other languages have it too (Hans's, geht's).
-        if (
-            text[-1] in "sS"
-            and word.strip()
-            and (named := _spelt(word, script))[0] not in ("en", UNDETERMINED)
-        ):
-            return named
-        return "en", "contraction"
+def _spelt(text: str, script: str) -> tuple[str, str] | Asked:
+    """Language and rule of text in a script that languages share, or what to ask of its spellings."""
+    if script != "Latin" or not _CONTRACTION.fullmatch(text):
+        return _asked(text)
+    # Other languages have it too (Hans's, geht's).
+    if text[-1] in "sS" and text[:-2].strip() and (latin := spelling(script)) is not None:
+        ((language, rule),) = latin.decide([_asked(text[:-2])])
+        if language not in ("en", UNDETERMINED):
+            return language, rule
+    return "en", "contraction"
+
+
+def _asked(text: str) -> Asked:
     letters = text.strip()
     if not letters.isalpha():
         letters = "".join(filter(_is_writing, text))
     # A word begins after what is no letter, and with a capital before small letters.
     spaced, capital, capitals = not text.startswith(letters[:1]), letters[:1].isupper(), letters.isupper()
     begins = spaced or (capital and not capitals)
-    return known.decide(letters.lower(), begins, capitals=capitals, joined=capital and not spaced)
+    return Asked(letters.lower(), begins, capitals, joined=capital and not spaced)
 
 
 def _han(text: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from itertools import chain, islice, product
 from tokenizers import Tokenizer
 
 from coverage_job.schemas import Kind, Reachability
-from coverage_job.tokenizer.entries import Entry, Family, begun_by
+from coverage_job.tokenizer.entries import Entry, Family, begun_by, text_of
 
 _BATCH = 8192
 # What stands left or right of a token's own text in the last attempts: one of each class that the usual
@@ -74,9 +74,9 @@ def reach(tokenizer: Tokenizer, of: Family, entries: dict[int, Entry]) -> dict[i
     search.open -= round_trips
     for space in ("", " "):
         search.look(_with_sought_bytes(tokenizer, entries, search, space))
-    parts = {i: e.data for i, e in entries.items() if i in search.open and _text(e.data) is None}
+    parts = {i: e.data for i, e in entries.items() if i in search.open and text_of(e.data) is None}
     _complete(search, parts)
-    whole = [_text(entries[i].data) for i in sorted(search.open)]
+    whole = [text_of(entries[i].data) for i in sorted(search.open)]
     search.look(left + text + right for text in whole if text for left, right in _contexts(text))
     result: dict[int, Reached] = {}
     for i, entry in entries.items():
@@ -90,7 +90,7 @@ def reach(tokenizer: Tokenizer, of: Family, entries: dict[int, Entry]) -> dict[i
             state = Reachability.CONTEXTUAL
         elif entry.kind is Kind.BYTE:
             state = Reachability.BYTE_NEVER
-        elif _text(entry.data) is None and of.model == "BPE":
+        elif text_of(entry.data) is None and of.model == "BPE":
             state = Reachability.MERGE_INTERMEDIATE
         else:
             state = Reachability.UNREACHABLE
@@ -119,7 +119,7 @@ def _with_sought_bytes(
         if len(sought) < 16:
             if any(data in raw for data in sought):
                 yield text
-        elif any(raw[a:b] in sought for a in range(len(raw)) for b in range(a + 1, len(raw) + 1)):
+        elif not sought.isdisjoint([raw[a:b] for a in range(len(raw)) for b in range(a + 1, len(raw) + 1)]):
             yield text
 
 
@@ -130,13 +130,6 @@ def _contexts(text: str) -> Iterator[tuple[str, str]]:
     yield from product(_BOTH_SIDES, _BOTH_SIDES)
     if text.endswith("'"):
         yield from product(("",), _CONTRACTIONS)
-
-
-def _text(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _own_texts(
@@ -155,7 +148,7 @@ def _own_texts(
             if got == [*before, i]:
                 own[i] = candidates[i]
 
-    texts = {i: text for i, e in entries.items() if (text := _text(e.data)) is not None and text}
+    texts = {i: text for i, e in entries.items() if (text := text_of(e.data)) is not None and text}
     # A byte entry is reached by falling back, never by the text that another entry holds.
     keep({i: text for i, text in texts.items() if not entries[i].continues}, [])
     if of.adds_prefix:
@@ -185,7 +178,7 @@ def _anchors(entries: dict[int, Entry], of: Family) -> list[str]:
                 begins[e.content[:1]] = begins.get(e.content[:1], 0) + 1
         letters = [e.content for e in entries.values() if len(e.content) == 1 and e.content.isalpha()]
         return sorted(letters, key=lambda c: (begins.get(c, 0), c))[:12]
-    inner = {c for e in entries.values() if e.kind is Kind.BASE for c in (_text(e.data) or "")[:-1]}
+    inner = {c for e in entries.values() if e.kind is Kind.BASE for c in (text_of(e.data) or "")[:-1]}
     for candidate in chain("«|~^", assigned()):
         if candidate not in inner and not candidate.isspace():
             return [candidate]
@@ -269,7 +262,7 @@ def _shape(data: bytes) -> tuple[bytes, str, bytes] | None:
     if start > 3:
         return None
     for stop in range(len(data), max(start, len(data) - 3) - 1, -1):
-        middle = _text(data[start:stop])
+        middle = text_of(data[start:stop])
         if middle is not None:
             rest = data[stop:]
             return (data[:start], middle, rest) if not rest or 0xC2 <= rest[0] <= 0xF4 else None

@@ -13,9 +13,10 @@ abbreviation, must be surer (`_SURE_OF_FEW`) unless they are a word in use.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from string import ascii_letters
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,20 @@ _SURE_OF_FEW = 0.85
 _JOINED = 1.2  # log of what speaks for English where words are joined to a program's names
 _IN_USE = 3e-5  # the share of running words that makes a word of a piece or of capitals
 _LAST = "\U0010ffff"
+_BATCH = 8192  # texts weighed at once
+
+
+class Asked(NamedTuple):
+    """Letters and marks, in small letters, whose language is asked for; looked at are the first `_LONGEST`.
+
+    begins: whether a word begins with them. capitals: whether all were written as capitals. joined:
+    whether a capital begins them and no space, as in the names of programs.
+    """
+
+    text: str
+    begins: bool
+    capitals: bool = False
+    joined: bool = False
 
 
 class Spelling:
@@ -108,11 +123,6 @@ class Spelling:
         words = words.sort("word", "language")
         self._words: list[str] = words["word"].to_list()
         self._owners, self._shares = words["language"].to_numpy(), words["share"].to_numpy()
-        self._none = np.zeros(len(of), np.float32)
-        self._chances: dict[str, npt.NDArray[np.float32]] = {}
-        self._likelies: dict[str, npt.NDArray[np.float64]] = {}
-        self._decided: dict[tuple[str, bool, bool, bool], tuple[str, str]] = {}
-        self._fitting: dict[frozenset[str], tuple[list[int], npt.NDArray[np.float64]]] = {}
 
     def _usable(self, frequencies: Mapping[str, Mapping[str, float]]) -> pl.DataFrame:
         """word, language (its position), share: the words that consist of their language's letters."""
@@ -128,96 +138,139 @@ class Spelling:
         """The letters of a text that an alphabet may lack: in Latin script those outside ASCII."""
         return frozenset(c for c in text if not (self._ascii and c.isascii() and c.isalpha()))
 
-    def _chance(self, gram: str) -> npt.NDArray[np.float32]:
-        """float32[languages]: the probability of a gram's last letter after those before it."""
-        if (known := self._chances.get(gram)) is None:
-            row = self._row.get(gram)
-            count = self._none if row is None else self._counts[row]
-            if len(gram) == 1:
-                known = (count + 0.5) / (self._letters + 0.5 * self._kinds)
-            else:
-                known = self._chance(gram[1:])
-                if (before := self._row.get(gram[:-1])) is not None:
-                    known = (count + _WEIGHT * known) / (self._counts[before] + _WEIGHT)
-            self._chances[gram] = known
-        return known
+    def _writing(self, letters: frozenset[str]) -> npt.NDArray[np.bool_]:
+        """bool[languages]: which write all of these letters."""
+        return np.array([letters <= own for own in self._alphabets])
 
-    def _likely(self, gram: str) -> npt.NDArray[np.float64]:
-        """float64[languages]: the flattened log of a gram's chance, kept."""
-        likely: npt.NDArray[np.float64] = _FLATTEN * np.log(self._chance(gram).astype(np.float64))
-        self._likelies[gram] = likely
-        return likely
-
-    def _writing(self, letters: frozenset[str]) -> tuple[list[int], npt.NDArray[np.float64]]:
-        """The languages, by position, that write all of these letters; and the log of how common they are,
-        float64[languages], minus infinity for the others."""
-        writing = [n for n, own in enumerate(self._alphabets) if letters <= own]
-        prior = np.full(len(self.languages), -np.inf)
-        prior[writing] = self._prior[writing]
-        return writing, prior
-
-    def decide(
-        self, text: str, begins: bool, *, capitals: bool = False, joined: bool = False
-    ) -> tuple[str, str]:
-        """Language (`und` where it stays open) and rule of letters and marks, in small letters.
-
-        begins: whether a word begins with them. capitals: whether all were written as capitals. joined:
-        whether a capital begins them and no space, as in the names of programs. Looked at are the first
-        `_LONGEST`.
-        """
+    def decide(self, asked: Sequence[Asked]) -> list[tuple[str, str]]:
+        """Language (`und` where it stays open) and rule of each, decided together since arrays are fast."""
+        asked = [
+            one if len(one.text) <= _LONGEST else one._replace(text=one.text[:_LONGEST]) for one in asked
+        ]
+        decided: dict[Asked, tuple[str, str]] = {}
+        left: list[Asked] = []
+        writing: list[npt.NDArray[np.bool_]] = []
+        known: dict[frozenset[str], npt.NDArray[np.bool_]] = {}
         # Many of a vocabulary's words stand in it twice: with a capital, after a space.
-        asked = text[:_LONGEST], begins, capitals and len(text) <= _ABBREVIATION, joined and self._ascii
-        if (decided := self._decided.get(asked)) is None:
-            decided = self._decided[asked] = self._decide(*asked)
-        return decided
+        for one in dict.fromkeys(asked):
+            letters = self._outside(one.text)
+            if (fitting := known.get(letters)) is None:
+                fitting = known[letters] = self._writing(letters)
+            if (verdict := self._excluded(one, fitting)) is not None:
+                decided[one] = verdict
+            else:
+                left.append(one)
+                writing.append(fitting)
+        for start in range(0, len(left), _BATCH):
+            batch = slice(start, start + _BATCH)
+            decided |= zip(left[batch], self._weighed(left[batch], np.stack(writing[batch])), strict=True)
+        return [decided[one] for one in asked]
 
-    def _shares_of(self, first: int, last: int) -> npt.NDArray[np.float64]:
-        """float64[languages]: the share of running words that some of the words in order make."""
-        shares = np.bincount(self._owners[first:last], self._shares[first:last], len(self.languages))
-        return shares.astype(np.float64, copy=False)
-
-    def _decide(self, text: str, begins: bool, abbreviation: bool, joined: bool) -> tuple[str, str]:
-        plain = text.isascii()
-        letters = frozenset() if plain else self._outside(text)
-        if (fitting := self._fitting.get(letters)) is None:
-            fitting = self._fitting[letters] = self._writing(letters)
-        writing, prior = fitting
-        if len(writing) == 1:
-            return self.languages[writing[0]], "alphabet"
-        if not writing:
+    def _excluded(self, one: Asked, writing: npt.NDArray[np.bool_]) -> tuple[str, str] | None:
+        """What alphabets and lengths decide; None where the spelling must."""
+        languages = np.flatnonzero(writing)
+        if len(languages) == 1:
+            return self.languages[languages[0]], "alphabet"
+        if not len(languages):
             return "und", "alphabet_unknown"
-        if len(text) < (2 if begins or self._dense else 3):
+        if len(one.text) < (2 if one.begins or self._dense else 3):
             return "und", "short"
-        if plain and _VOWELS.isdisjoint(text):
+        if one.text.isascii() and _VOWELS.isdisjoint(one.text):
             return "und", "no_vowel"
-        # The words that begin with the text; the first of them are the text, in each language that has it.
+        return None
+
+    def _weighed(self, asked: list[Asked], writing: npt.NDArray[np.bool_]) -> list[tuple[str, str]]:
+        """Decisions by what speaks for each language. writing: bool[asked, languages]."""
+        # The words that begin with a text; the first of them are the text, in each language that has it.
+        begun = np.array([self._begun(one.text) for one in asked])
+        whole = self._shares_of(begun[:, :2])
+        in_use = (whole * writing).max(axis=1) > _IN_USE
+        size = np.array([len(one.text) for one in asked])
+        begins, capitals, joined = np.array([one[1:] for one in asked]).T
+        abbreviation = capitals & (size <= _ABBREVIATION)
+        few = (not self._dense) & (abbreviation | (~begins & (size <= _PIECE)))
+        begins = begins | (few & in_use)
+        weights = np.where(writing, self._prior, -np.inf)
+        marks = np.where(begins, "_", "").tolist()
+        weights += self._likely([mark + one.text for mark, one in zip(marks, asked, strict=True)])
+        shares = self._shares_of(begun[:, ::2]) + _WHOLE * whole + _UNSEEN
+        counts = begins & (begun[:, 0] < begun[:, 2])
+        weights[counts] += _BEGUN * np.log(shares[counts])
+        if self._ascii:
+            weights[joined] += self._joined
+        best = weights.argmax(axis=1)
+        over = np.exp(weights - weights.max(axis=1, keepdims=True)).sum(axis=1)
+        sure = over * np.where(few & ~in_use, _SURE_OF_FEW, _SURE) <= 1
+        initials = abbreviation & ~in_use & (size <= _INITIALS)
+        return [
+            ("und", "abbreviation")
+            if short
+            else (self.languages[n], "spelling")
+            if certain
+            else ("und", "spelling_open")
+            for short, certain, n in zip(initials, sure, best, strict=True)
+        ]
+
+    def _begun(self, text: str) -> tuple[int, int, int]:
+        """Where the words that begin with a text stand: from, to where they are the text, to."""
         first = bisect_left(self._words, text)
         last = bisect_left(self._words, text + _LAST, first)
-        equal = bisect_right(self._words, text, first, last)
-        whole = self._shares_of(first, equal) if equal > first else self._none
-        in_use = equal > first and whole[writing].max() > _IN_USE
-        if abbreviation and not in_use and len(text) <= _INITIALS:
-            return "und", "abbreviation"
-        few = not self._dense and (abbreviation or (not begins and len(text) <= _PIECE))
-        begins = begins or (few and in_use)
-        weights, likelies = prior.copy(), self._likelies
-        marked = f"_{text}" if begins else text
-        for end in range(2 if begins else 1, len(marked) + 1):
-            gram = marked[end - _ORDER if end > _ORDER else 0 : end]
-            weights += known if (known := likelies.get(gram)) is not None else self._likely(gram)
-        if begins and last > first:
-            weights += _BEGUN * np.log(self._shares_of(first, last) + _WHOLE * whole + _UNSEEN)
-        if joined:
-            weights += self._joined
-        best = int(weights.argmax())
-        sure = _SURE_OF_FEW if few and not in_use else _SURE
-        if np.exp(weights - weights[best]).sum() * sure <= 1:
-            return self.languages[best], "spelling"
-        return "und", "spelling_open"
+        return first, bisect_right(self._words, text, first, last), last
+
+    def _shares_of(self, ranges: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """float64[ranges, languages]: the share of running words that the words in a range make.
+
+        ranges: int64[ranges, 2], from and to, of the words in order.
+        """
+        size = ranges[:, 1] - ranges[:, 0]
+        of = np.repeat(np.arange(len(size)), size)
+        at = np.arange(len(of)) + np.repeat(ranges[:, 0] - (np.cumsum(size) - size), size)
+        cells = of * len(self.languages) + self._owners[at]
+        sums = np.bincount(cells, self._shares[at], len(size) * len(self.languages))
+        return sums.reshape(len(size), -1).astype(np.float64, copy=False)
+
+    def _likely(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        """float64[texts, languages]: the flattened log of how likely letters follow one another so.
+
+        The `_` that begins a word is given, and has no chance of its own.
+        """
+        rows: dict[str, int] = {}
+        used: list[int] = []
+        starts = []
+        for text in texts:
+            starts.append(len(used))
+            for end in range(2 if text[0] == "_" else 1, len(text) + 1):
+                used.append(rows.setdefault(text[end - _ORDER if end > _ORDER else 0 : end], len(rows)))
+        logs = _FLATTEN * np.log(self._chances(list(rows)).astype(np.float64))
+        return np.add.reduceat(logs[used], starts, axis=0)
+
+    def _chances(self, grams: Sequence[str]) -> npt.NDArray[np.float32]:
+        """float32[grams, languages]: the probability of a gram's last letter after those before it."""
+        size = np.array([len(gram) for gram in grams])
+        found = np.empty((len(grams), len(self.languages)), np.float32)
+        for n in np.unique(size):
+            of_size = np.flatnonzero(size == n)
+            some = [grams[i] for i in of_size]
+            count = self._counted(some)
+            if n == 1:
+                found[of_size] = (count + 0.5) / (self._letters + 0.5 * self._kinds)
+                continue
+            # Without its first letter; where what stands before the last was never seen, that is all.
+            shorter: dict[str, int] = {}
+            rows = [shorter.setdefault(gram[1:], len(shorter)) for gram in some]
+            lower = self._chances(list(shorter))[rows]
+            before = self._counted([gram[:-1] for gram in some])
+            found[of_size] = (count + _WEIGHT * lower) / (before + _WEIGHT)
+        return found
+
+    def _counted(self, grams: Sequence[str]) -> npt.NDArray[np.float32]:
+        """float32[grams, languages]: how often they were learnt."""
+        return self._counts[[self._row.get(gram, -1) for gram in grams]]
 
 
 def _letter_sequences(words: pl.DataFrame, languages: int) -> tuple[dict[str, int], npt.NDArray[np.float32]]:
-    """Sequences of up to `_ORDER` letters with their rows, and float32[sequences, languages]: their counts.
+    """Sequences of up to `_ORDER` letters with their rows, and float32[sequences + 1, languages]: their
+    counts, the last row zeros.
 
     words: as `Spelling._usable` gives them. `_` marks the beginning and the end of a word. A word counts by
     its frequency's `_POWER`, as many times as makes the words of a language count once on average.
@@ -242,7 +295,7 @@ def _letter_sequences(words: pl.DataFrame, languages: int) -> tuple[dict[str, in
         of_size.append(found.group_by("key", "language").agg(pl.col("weight").cast(pl.Int64).sum()))
     counted = pl.concat(of_size)
     unique, rows = np.unique(counted["key"].to_numpy(), return_inverse=True)
-    counts = np.zeros((len(unique), languages), np.float32)
+    counts = np.zeros((len(unique) + 1, languages), np.float32)  # the last row: of what was never seen
     counts[rows, counted["language"].to_numpy()] = counted["weight"].to_numpy() / 1000
     letters = np.stack(
         [unique >> np.uint64(16 * (_ORDER - 1 - n)) & np.uint64(0xFFFF) for n in range(_ORDER)], 1

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from coverage_job.tokenizer import spelling as module
-from coverage_job.tokenizer.spelling import Spelling, spelling
+from coverage_job.tokenizer.spelling import Asked, Spelling, spelling
 from coverage_job.tokenizer.word_lists import _LISTED, _own_words, word_frequencies
 
 WRITTEN = [(script, language) for script, of in module._LANGUAGES.items() for language in of]
@@ -104,15 +104,31 @@ def slow(script: str, text: str, begins: bool) -> tuple[str, float]:
 def test_it_decides_as_the_plain_computation_does(script: str, text: str, begins: bool) -> None:
     best, share = slow(script, text, begins)
     expected = (best, "spelling") if share >= module._SURE else ("und", "spelling_open")
-    assert Spelling(script, few_words(script)).decide(text, begins) == expected
+    assert Spelling(script, few_words(script)).decide([Asked(text, begins)]) == [expected]
 
 
 def test_a_letter_that_one_language_writes_decides_alone() -> None:
     latin = spelling("Latin")
     assert latin is not None
-    assert latin.decide("ß", False) == ("de", "alphabet")
-    assert latin.decide("ƿ", False) == ("und", "alphabet_unknown")
-    assert latin.decide("e" * 100_000, False)[0] == latin.decide("e" * module._LONGEST, False)[0]
+    asked = [Asked("ß", False), Asked("ƿ", False), Asked("e" * 100_000, False)]
+    own, unknown, long = latin.decide(asked)
+    assert own == ("de", "alphabet")
+    assert unknown == ("und", "alphabet_unknown")
+    assert long == latin.decide([Asked("e" * module._LONGEST, False)])[0]
+
+
+def test_together_they_are_decided_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    latin = spelling("Latin")
+    assert latin is not None
+    words = ["the", "straße", "nación", "qui", "ƿ", "x", "zz", "ing", "hel", "usa", "getname", "że"]
+    flags = [(begins, capitals, joined) for begins in (0, 1) for capitals in (0, 1) for joined in (0, 1)]
+    asked = [Asked(word, *map(bool, f)) for word in words for f in flags]
+    alone = [latin.decide([one])[0] for one in asked]
+    assert latin.decide(asked + asked[::-1]) == alone + alone[::-1]
+    assert len(set(alone)) == 8, "all kinds of verdict"
+    assert latin.decide([]) == []
+    monkeypatch.setattr(module, "_BATCH", 3)
+    assert latin.decide(asked) == alone
 
 
 def test_scripts_of_one_language_need_no_spelling() -> None:
