@@ -11,29 +11,32 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
+from coverage_job.config import RankFile
 from coverage_job.counting.kept_cuts import kept
 from coverage_job.counting.task import kernel_of
-from coverage_job.tokenizer.load import TokenizerSpec
+from coverage_job.tokenizer.load import describe
 
 _VARIABLE = "COVERAGE_JOB_PRELOAD"
 
 
 @contextmanager
-def announced(tokenizer: TokenizerSpec, cache_mib: int | None) -> Iterator[None]:
+def announced(tokenizer: str | RankFile, cache_mib: int | None) -> Iterator[None]:
     """A process that is started meanwhile loads these when it imports this module.
 
-    cache_mib: of the tokenizer's fast kernel; None where the reference counts.
+    tokenizer: as a job names it. cache_mib: of its fast kernel; None where the reference counts.
     """
-    os.environ[_VARIABLE] = json.dumps([tokenizer.to_json(), cache_mib])
+    rank_file = tokenizer.model_dump() if isinstance(tokenizer, RankFile) else None
+    os.environ[_VARIABLE] = json.dumps([rank_file or tokenizer, cache_mib])
     try:
         yield
     finally:
         os.environ.pop(_VARIABLE, None)
 
 
-def _load(tokenizer: str, cache_mib: int | None) -> None:
-    spec = TokenizerSpec.from_json(tokenizer)
+def _load(tokenizer: str | dict[str, Any], cache_mib: int | None) -> None:
+    spec = describe(tokenizer if isinstance(tokenizer, str) else RankFile(**tokenizer))
     # Before the first run of a tokenizer there are no cuts; workers then make their kernels of the task's.
     cuts = None if cache_mib is None else kept(spec)
     kernel_of(spec, cuts or b"", cache_mib or 0)

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from coverage_job.config import RankFile
 from coverage_job.counting.merge import Merger
 from coverage_job.counting.preload import announced
 from coverage_job.engines import Done, Task
 from coverage_job.errors import EngineError
-from coverage_job.tokenizer.load import TokenizerSpec
 
 T = TypeVar("T")
 
@@ -105,10 +105,10 @@ class LocalEngine:
     def describe(self) -> str:
         return f"local, {self.workers} process{'' if self.workers == 1 else 'es'}"
 
-    def prepare(self, tokenizer: TokenizerSpec, cache_mib: int | None) -> None:
+    def prepare(self, tokenizer: str | RankFile, cache_mib: int | None) -> None:
         """Let what workers begin with be loaded beside whatever the driver does until it counts.
 
-        cache_mib: of the fast kernel; None where the reference counts.
+        tokenizer: as a job names it. cache_mib: of its fast kernel; None where the reference counts.
         """
         if self.workers > 1:
             with announced(tokenizer, cache_mib):

@@ -76,8 +76,8 @@ def count(plan: Plan, vocabulary: pa.Table, engine: Engine, steps: Steps) -> Cou
     corpora = {name: replace(own, store=stored[name].spec) for name, own in spec.corpora.items()}
     spec = replace(spec, corpora=corpora)
     splits = [s for c in plan.corpora for s in stored[c.corpus.name].splits]
-    if plan.job.store is not None:
-        prepare_workers(engine, plan.job, plan.tokenizer, len(splits))
+    if plan.job.store is not None and len(splits) > 1:
+        prepare_workers(engine, plan.job)
     if splits or any(c.corpus.table is not None for c in plan.corpora):
         compile_here(spec, engine, steps)
     counts, reports = _pass(engine, spec, splits, steps)

@@ -81,6 +81,9 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
     """Find the tokenizer and the files, decide how they are read. Raises for whatever cannot be found."""
     if engine is not None:
         steps.say(f"engine: {engine.describe()}")
+    # With a store it may turn out that nothing is left to count.
+    if job.store is None:
+        prepare_workers(engine, job)
     with steps.step("plan"):
         tokenizer = describe(job.tokenizer)
         rows = job.model_vocab_size or tokenizer.rows
@@ -116,16 +119,13 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
             steps.say(f"  {corpus.name}: {what}, {source.decided}{how}")
             for warning in source.warnings:
                 steps.say(f"  {corpus.name}: warning: {warning}")
-    # With a store it may turn out that nothing is left to count.
-    if job.store is None:
-        prepare_workers(engine, job, tokenizer, sum(len(c.splits) for c in corpora))
     return Plan(job, tokenizer, rows, corpora, datetime.now(timezone.utc))
 
 
-def prepare_workers(engine: Engine | None, job: Job, tokenizer: TokenizerSpec, splits: int) -> None:
+def prepare_workers(engine: Engine | None, job: Job) -> None:
     """Let worker processes start beside what is done before they are needed."""
-    if isinstance(engine, LocalEngine) and splits > 1:
-        engine.prepare(tokenizer, job.engine.cache_mib if job.engine.kernel == "fast" else None)
+    if isinstance(engine, LocalEngine):
+        engine.prepare(job.tokenizer, job.engine.cache_mib if job.engine.kernel == "fast" else None)
 
 
 def spark_of(engine: Engine | None, corpus: Corpus) -> SparkEngine:

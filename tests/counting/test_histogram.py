@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coverage_job.corpus.documents import Key, TokenBatch
 from coverage_job.counting import histogram as module
 from coverage_job.counting.histogram import Histogram
-from coverage_job.counting.merge import Merger
+from coverage_job.counting.merge import KEY, Merger
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.schemas import COUNTS, PARTIAL
 
@@ -58,7 +58,7 @@ def summed(*histograms: Histogram) -> pa.Table:
     for h in histograms:
         for part in h.drain("u", KEYS):
             merger.add(pa.record_batch([*part.columns, pa.nulls(len(part), pa.string())], schema=TASK_OUTPUT))
-    return merger.result()[0]
+    return merger.result()[0].sort_by([(name, "ascending") for name in KEY])
 
 
 @given(documents, st.booleans())

@@ -87,7 +87,6 @@ def test_workers_begin_with_the_tokenizer_and_its_kernel(tmp_path: Path) -> None
     (tmp_path / "broken.json").write_text("{")
     code = """
 import sys
-from dataclasses import replace
 from coverage_job.counting.kept_cuts import cuts_bytes
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.engines.local import LocalEngine
@@ -95,10 +94,9 @@ from coverage_job.tokenizer.load import describe
 from tests.engines import tasks
 if __name__ == "__main__":
     folder, name, fast = sys.argv[1], sys.argv[2], sys.argv[3] == "fast"
-    spec = describe(f"{folder}/tokenizer.json")
-    cuts_bytes(spec)
+    cuts_bytes(describe(f"{folder}/tokenizer.json"))
     engine = LocalEngine(2)
-    engine.prepare(replace(spec, path=f"{folder}/{name}"), 16 if fast else None)
+    engine.prepare(f"{folder}/{name}", 16 if fast else None)
     held = engine.map(tasks.held, [1, 2], TASK_OUTPUT, lambda: None)
     print(held["report"].to_pylist())
 """
