@@ -22,10 +22,14 @@ TREE = {"tokenizer": "t", "corpora": [{"name": "c", "stage": "pretraining", "pat
 
 @pytest.fixture
 def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="pyspark is not installed, and would be named instead of Java")
+    sql = pytest.importorskip(
+        "pyspark.sql", reason="pyspark is not installed, and would be named instead of Java"
+    )
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setattr(spark, "wanted", lambda: False)
+    # Other tests of this process may have started one.
+    monkeypatch.setattr(sql.SparkSession, "getActiveSession", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
 
 

@@ -1,8 +1,8 @@
-"""Imported by the local engine's fork server: what every worker would begin with is done once, before them.
+"""What every worker process begins with, loaded before its first task: a tokenizer and its kernel.
 
-A fork server takes names of modules alone, so what is to be loaded comes by an environment variable. A
-large tokenizer and its kernel take two seconds of CPU; workers that are forked afterwards share them, and
-their memory.
+For a large one that is two seconds of CPU. The local engine's fork server imports this module and does it
+once; the workers it forks share what was loaded, and its memory. It takes names of modules alone, so what
+is to be loaded comes by an environment variable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from coverage_job.config import RankFile
 from coverage_job.counting.kept_cuts import kept
@@ -35,8 +34,9 @@ def announced(tokenizer: str | RankFile, cache_mib: int | None) -> Iterator[None
         os.environ.pop(_VARIABLE, None)
 
 
-def _load(tokenizer: str | dict[str, Any], cache_mib: int | None) -> None:
-    spec = describe(tokenizer if isinstance(tokenizer, str) else RankFile(**tokenizer))
+def preload(tokenizer: str | RankFile, cache_mib: int | None) -> None:
+    """Load what tasks of this process will ask for; arguments as of `announced`."""
+    spec = describe(tokenizer)
     # Before the first run of a tokenizer there are no cuts; workers then make their kernels of the task's.
     cuts = None if cache_mib is None else kept(spec)
     kernel_of(spec, cuts or b"", cache_mib or 0)
@@ -46,4 +46,5 @@ if _VARIABLE in os.environ:
     # Whatever is wrong, the worker that needs the tokenizer meets it too, and says so. BaseException: a panic
     # inside tokenizers is none of Exception, and would end the server.
     with suppress(BaseException):
-        _load(*json.loads(os.environ.pop(_VARIABLE)))
+        _source, _cache_mib = json.loads(os.environ.pop(_VARIABLE))
+        preload(_source if isinstance(_source, str) else RankFile(**_source), _cache_mib)

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from coverage_job.config import RankFile
+
 T = TypeVar("T")
 
 # A plain top-level function of one item, which travels to where it runs.
@@ -22,6 +24,13 @@ class Engine(Protocol):
     name: str
 
     def describe(self) -> str: ...
+
+    def prepare(self, tokenizer: str | RankFile, cache_mib: int | None) -> None:
+        """Let workers load what they begin with beside whatever the driver does until it counts.
+
+        tokenizer: as a job names it. cache_mib: of its fast kernel; None where the reference counts.
+        """
+        ...
 
     def count(self, task: Task[Any], items: Sequence[Any], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks; their counts summed (schema PARTIAL), and the tasks' reports."""

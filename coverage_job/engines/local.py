@@ -106,10 +106,7 @@ class LocalEngine:
         return f"local, {self.workers} process{'' if self.workers == 1 else 'es'}"
 
     def prepare(self, tokenizer: str | RankFile, cache_mib: int | None) -> None:
-        """Let what workers begin with be loaded beside whatever the driver does until it counts.
-
-        tokenizer: as a job names it. cache_mib: of its fast kernel; None where the reference counts.
-        """
+        """Start what starts workers, with the tokenizer and its kernel in place."""
         if self.workers > 1:
             with announced(tokenizer, cache_mib):
                 _start_fork_server()

@@ -1,4 +1,4 @@
-"""Tasks on Spark: one Spark task per item, counts summed by Spark. The only module that imports pyspark.
+"""Tasks on Spark, one Spark task per item. The only module that imports pyspark.
 
 The DataFrame API alone is used, so that Spark Connect and managed clusters work.
 """
@@ -17,13 +17,16 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from coverage_job.config import RankFile
 from coverage_job.counting.merge import KEY, Merger
+from coverage_job.counting.preload import preload
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.engines import Done, Task
 from coverage_job.engines import preflight as asking
@@ -38,6 +41,8 @@ TableTask = Callable[[int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _JAVA_NEEDED = 17
 _BATCH_BYTES = 64 << 20
 _PACKED = "packed binary"
+# Tasks whose counts are summed by the driver: it holds the output of all of them at once.
+_FEW = 32
 # A task's error that a user can mend crosses the JVM as text between these marks.
 _MARK = "@coverage_job@"
 
@@ -97,6 +102,19 @@ def _run_items(
                 yield from task(pickle.loads(zlib.decompress(items[number])))
             except CoverageJobError as error:
                 raise RuntimeError(f"{_MARK}{type(error).__name__}: {error}{_MARK}") from None
+
+
+def _run_packed(
+    task: Task[Any], items: list[bytes], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """As `_run_items`, and packed in the same process: one Python stage, of few and large rows."""
+    yield from _pack(_run_items(task, items, batches))
+
+
+def _make_ready(cache_mib: int | None, tokenizer: str | RankFile) -> Iterator[pa.RecordBatch]:
+    """A task whose worker process is ready for counting afterwards."""
+    preload(tokenizer, cache_mib)
+    yield from ()
 
 
 def _run_table(task: TableTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -162,6 +180,7 @@ class SparkEngine:
         except ImportError:
             raise EngineError("pyspark is not installed: pip install 'coverage-job[spark]'") from None
         self._owned = False
+        self._preparing: threading.Thread | None = None
         active = SparkSession.getActiveSession()
         if active is not None:
             self.session = active
@@ -173,6 +192,7 @@ class SparkEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._wait_until_prepared()
         # A session that was there before is left as it was found.
         if self._owned:
             self.session.stop()
@@ -211,11 +231,39 @@ class SparkEngine:
     def describe(self) -> str:
         return f"Spark {self.session.version}, {self.master}"
 
+    def prepare(self, tokenizer: str | RankFile, cache_mib: int | None) -> None:
+        """As the local engine's: a first Spark job, beside what the driver does until it counts.
+
+        It starts Python workers, which Spark keeps, and has the JVM load what it plans jobs with: seconds
+        that only matter, and only are sure to serve, where executors are this process's own.
+        """
+        if not self.in_driver:
+            return
+
+        def make_ready() -> None:
+            # Whatever is wrong, the task that counts meets it too, and says so.
+            with suppress(Exception):
+                workers = self.session.sparkContext.defaultParallelism
+                items = [tokenizer] * workers
+                self._numbered(_run_packed, partial(_make_ready, cache_mib), items, _PACKED).collect()
+
+        self._preparing = threading.Thread(target=make_ready, daemon=True)
+        self._preparing.start()
+
+    def _wait_until_prepared(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
-        """Run counting tasks, their counts summed by Spark: a table of schema PARTIAL and the reports."""
-        if not items:
-            return Merger().result()
-        return self._sum(self._tasks(task, items, TASK_OUTPUT), len(items), done)
+        """Run counting tasks and sum their counts: a table of schema PARTIAL and the tasks' reports."""
+        if len(items) > _FEW:
+            return self._sum(self._numbered(_run_items, task, items, _ddl(TASK_OUTPUT)), len(items), done)
+        # So few are summed here sooner than Spark has planned it.
+        merger = Merger()
+        for batch in self._outputs(task, items, done):
+            merger.add(batch)
+        return merger.result()
 
     def _sum(self, output: Any, tasks: int, done: Done) -> tuple[pa.Table, list[str]]:
         from pyspark.sql import functions as F  # noqa: N812
@@ -223,7 +271,7 @@ class SparkEngine:
         merger = Merger()
         sums = [F.sum(name).alias(name) for name in COUNTS]
         summed = output.groupBy(*KEY).agg(*sums, F.max("report").alias("report"))
-        for batch in self._collect(summed, tasks, done):
+        for batch in self._collect(summed.mapInArrow(_pack, _PACKED), tasks, done):
             merger.add(batch)
         return merger.result()
 
@@ -259,10 +307,7 @@ class SparkEngine:
 
     def map(self, task: Task[T], items: Sequence[T], schema: pa.Schema, done: Done) -> pa.Table:
         """Run tasks and put their output together, in no particular order."""
-        if not items:
-            return schema.empty_table()
-        output = self._tasks(task, items, schema)
-        return pa.Table.from_batches(list(self._collect(output, len(items), done))).cast(schema)
+        return pa.Table.from_batches(self._outputs(task, items, done), schema)
 
     def preflight(self, question: asking.Question) -> list[str]:
         """One line per way in which executors do not fit the driver; none where they do. One Spark job."""
@@ -292,14 +337,20 @@ class SparkEngine:
                 cloudpickle.unregister_pickle_by_value(module)
         return asking.problems(question, ask(), [json.loads(row[0]) for row in rows])
 
-    def _tasks(self, task: Task[T], items: Sequence[T], schema: pa.Schema) -> Any:
+    def _outputs(self, task: Task[T], items: Sequence[T], done: Done) -> Iterator[pa.RecordBatch]:
+        """What tasks give, in no particular order, not passed through Spark's own rows."""
+        if items:
+            yield from self._collect(self._numbered(_run_packed, task, items, _PACKED), len(items), done)
+
+    def _numbered(self, run: Callable[..., Any], task: Task[T], items: Sequence[T], ddl: str) -> Any:
+        """A frame of what `run` makes of the items, one Spark task each."""
         # Each Spark task unpickles all of what is shipped, but only its own items from it.
         shipped = [zlib.compress(pickle.dumps(item), 1) for item in items]
         numbers = self.session.range(0, len(items), 1, numPartitions=len(items))
-        return numbers.mapInArrow(partial(_run_items, task, shipped), _ddl(schema))
+        return numbers.mapInArrow(partial(run, task, shipped), ddl)
 
-    def _collect(self, frame: Any, tasks: int, done: Done) -> Iterator[pa.RecordBatch]:
-        packed = frame.mapInArrow(_pack, _PACKED)
+    def _collect(self, packed: Any, tasks: int, done: Done) -> Iterator[pa.RecordBatch]:
+        self._wait_until_prepared()
         with _Watch(self.session, tasks, done):
             try:
                 rows = packed.collect()

@@ -124,7 +124,7 @@ def make_plan(job: Job, engine: Engine | None, steps: Steps) -> Plan:
 
 def prepare_workers(engine: Engine | None, job: Job) -> None:
     """Let worker processes start beside what is done before they are needed."""
-    if isinstance(engine, LocalEngine):
+    if engine is not None:
         engine.prepare(job.tokenizer, job.engine.cache_mib if job.engine.kernel == "fast" else None)
 
 

@@ -98,6 +98,9 @@ def _format(path: str, data: bytes, rank_file: bool) -> str:
         return "tiktoken"
     start = data[:4096].lstrip()
     if start.startswith(b"{"):
+        # Near the beginning of nearly every tokenizer.json; parsing one twice takes a second.
+        if b'"added_tokens"' in start:
+            return "tokenizer.json"
         try:
             tree = orjson.loads(data)
         except ValueError as error:

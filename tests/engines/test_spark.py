@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coverage_job.config import parse_job
+from coverage_job.counting.kept_cuts import cuts_bytes
+from coverage_job.counting.task import TASK_OUTPUT
+from coverage_job.engines import spark as module
 from coverage_job.engines.spark import SparkEngine
 from coverage_job.errors import CorpusError
 from coverage_job.pipeline.run import run as run_job
 from coverage_job.progress import Steps
 from coverage_job.storage import Run
+from coverage_job.tokenizer.load import describe
 from tests.engines import tasks
-from tests.planted import write_corpora, write_lines
+from tests.planted import write_corpora, write_lines, write_tokenizer
 
 pytestmark = pytest.mark.spark
 
@@ -49,7 +54,10 @@ def test_batches_are_bounded_by_bytes_where_this_spark_can(spark: SparkEngine) -
     assert rows == [20_000]
 
 
-def test_counts_are_summed_by_spark_in_one_job(spark: SparkEngine) -> None:
+@pytest.mark.parametrize("few", [0, 32])
+def test_counts_are_summed_in_one_pass(spark: SparkEngine, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Spark where tasks are many, by the driver where they are few."""
+    monkeypatch.setattr(module, "_FEW", few)
     done: list[int] = []
     before = jobs(spark)
     # Items of their own, as splits are: two reports of one key would be one.
@@ -74,7 +82,11 @@ def test_counts_are_summed_by_spark_in_one_job(spark: SparkEngine) -> None:
     assert sum(ran) <= 4
 
 
-def test_the_planted_job_is_equal_on_both_engines(spark: SparkEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("few", [0, 32])
+def test_the_planted_job_is_equal_on_both_engines(
+    spark: SparkEngine, tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FEW", few)
     tree = write_corpora(tmp_path)
     local = run(tree, tmp_path, "local", tmp_path / "local")
     on_spark = run(tree, tmp_path, "spark", tmp_path / "spark")
@@ -87,9 +99,22 @@ def test_a_corpus_is_read_once(spark: SparkEngine, tmp_path: Path) -> None:
     before = jobs(spark)
     info = run(tree, tmp_path, "spark", tmp_path / "run").info
     assert [c["records"] for c in info["corpora"]] == [3, 3, 2]
-    # All corpora of files are one pass together: adaptive execution gives a job for the pass itself
-    # and one for each later stage of the sum, and none for a second reading.
-    assert 1 <= len(jobs(spark) - before) <= 3
+    # One that has workers ready, and one for all corpora of files together.
+    assert len(jobs(spark) - before) == 2
+
+
+def test_workers_are_ready_before_they_count(spark: SparkEngine, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    cuts_bytes(describe(str(tmp_path / "tokenizer.json")))
+    spark.prepare(str(tmp_path / "tokenizer.json"), 16)
+    held = spark.map(tasks.held, [1, 2], TASK_OUTPUT, lambda: None)["report"].to_pylist()
+    # These workers may have served earlier tests.
+    assert all(int(number) > 0 for said in held for number in re.findall(r"\d+", said)), held
+    before = jobs(spark)
+    # What cannot be loaded is told by the task that needs it, and hinders no other.
+    spark.prepare(str(tmp_path / "missing.json"), 16)
+    spark.map(tasks.held, [1], TASK_OUTPUT, lambda: None)
+    assert len(jobs(spark) - before) == 2
 
 
 def test_a_table_is_counted_by_the_same_code(spark: SparkEngine, tmp_path: Path) -> None:
