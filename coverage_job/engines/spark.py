@@ -41,7 +41,7 @@ TableTask = Callable[[int, Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _JAVA_NEEDED = 17
 _BATCH_BYTES = 64 << 20
 _PACKED = "packed binary"
-# Tasks whose counts are summed by the driver: it holds the output of all of them at once.
+# Tasks of this machine whose counts the driver sums: it holds the output of all of them at once.
 _FEW = 32
 # A task's error that a user can mend crosses the JVM as text between these marks.
 _MARK = "@coverage_job@"
@@ -257,9 +257,9 @@ class SparkEngine:
 
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks and sum their counts: a table of schema PARTIAL and the tasks' reports."""
-        if len(items) > _FEW:
+        if len(items) > _FEW or not self.in_driver:
             return self._sum(self._numbered(_run_items, task, items, _ddl(TASK_OUTPUT)), len(items), done)
-        # So few are summed here sooner than Spark has planned it.
+        # So few, of this machine, are summed here sooner than Spark has planned it.
         merger = Merger()
         for batch in self._outputs(task, items, done):
             merger.add(batch)
