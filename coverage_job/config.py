@@ -425,7 +425,10 @@ class _Loader(yaml.SafeLoader):
 
 def read_yaml(text: str) -> Any:
     """The tree of a YAML text. Raises yaml.YAMLError, for a key that stands twice in a mapping too."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("lists or mappings are nested too deep") from None
 
 
 def is_remote(path: str) -> bool:

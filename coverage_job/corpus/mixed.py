@@ -10,8 +10,9 @@ from coverage_job.config import TrainOn
 from coverage_job.corpus.shapes import Dialogue
 from coverage_job.tokenizer.scripts import mixed_script
 
-# Places kept; all documents are counted.
+# Places kept, and of one dialogue, so that a long one leaves room for others; all documents are counted.
 _MOST_PLACES = 1000
+_OF_ONE = 20
 _AROUND = 12
 
 
@@ -20,7 +21,7 @@ class MixedScripts:
     """Per language the supervised documents, and those that hold letters of a foreign script.
 
     A mergeable state. documents, mixed: by language. places: dicts of schema MIXED_SCRIPT less the
-    corpus, at most 1,000.
+    corpus, at most 1,000, and at most 20 of one dialogue.
     """
 
     documents: dict[str, int] = field(default_factory=dict)
@@ -35,12 +36,12 @@ class MixedScripts:
         quoted = "\n".join(
             t for texts, ok in zip(dialogue.texts, trained, strict=True) if not ok for t in texts
         )
-        found = False
+        found = 0
         for message, (texts, ok) in enumerate(zip(dialogue.texts, trained, strict=True)):
             for text in texts if ok else ():
                 for start, end, script in mixed_script(text, language, quoted):
-                    found = True
-                    if len(self.places) < _MOST_PLACES:
+                    found += 1
+                    if found <= _OF_ONE and len(self.places) < _MOST_PLACES:
                         excerpt = text[max(0, start - _AROUND) : end + _AROUND]
                         self.places.append(
                             {

@@ -40,6 +40,7 @@ def compare_with_pretraining(plan: Plan, steps: Steps) -> dict[str, Any] | None:
         "only_in_posttraining": len(found.only_b),
         "merges_only_in_pretraining": None if found.merges_only_a is None else len(found.merges_only_a),
         "merges_only_in_posttraining": None if found.merges_only_b is None else len(found.merges_only_b),
+        "scores_differing": found.scores_differing,
         "settings": [list(s) for s in found.settings],
         "texts": found.texts,
         "texts_differing": found.texts_differing,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 
 from coverage_job.schemas import Kind, Reachability
 from coverage_job.tokenizer.entries import entries, family
-from coverage_job.tokenizer.load import TokenizerSpec, load
+from coverage_job.tokenizer.load import TokenizerSpec, encode_all, load
 from coverage_job.tokenizer.vocabulary import printable, vocabulary_table
 
 _BATCH = 256
@@ -65,13 +66,13 @@ def show(spec: TokenizerSpec) -> Shown:
 def _why(tokenizer: Tokenizer, lost: pl.DataFrame) -> pa.Table:
     """What the texts of unreachable entries encode to instead, with and without the normalizer."""
     texts = [data.decode() for data in lost["token_bytes"]]
-    gives = [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    gives = [e.ids for e in encode_all(tokenizer, texts)]
     by_normalizer = [False] * len(texts)
     if tokenizer.normalizer is not None and texts:
         tree = json.loads(tokenizer.to_str())
         tree["normalizer"] = None
         plain = Tokenizer.from_str(json.dumps(tree))
-        encoded = plain.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = encode_all(plain, texts)
         by_normalizer = [e.ids == [i] for e, i in zip(encoded, lost["token_id"], strict=True)]
     return pa.table(
         {
@@ -100,7 +101,8 @@ class Comparison:
     moved: (token, id in a, id in b); only_a, only_b: token -> id, tokens as their files write them.
     merges_only_a, merges_only_b: pairs that the other lacks; merges_reordered: pairs that both have whose
     order among the common ones differs. None where one of them has no merges.
-    settings: parts that differ (normalizer, pre_tokenizer, ...), as (part, a, b).
+    scores_differing: pieces of a Unigram model that both have, with another score.
+    settings: parts that differ (normalizer, pre_tokenizer, how added tokens match, ...), as (part, a, b).
     texts, texts_differing: how many were encoded, and how many differ; examples: the first of these.
     """
 
@@ -112,6 +114,7 @@ class Comparison:
     merges_only_a: list[tuple[str, str]] | None
     merges_only_b: list[tuple[str, str]] | None
     merges_reordered: int | None
+    scores_differing: int
     settings: list[tuple[str, str, str]]
     texts: int
     texts_differing: int
@@ -121,7 +124,8 @@ class Comparison:
     def same(self) -> bool:
         """Whether every text is encoded to the same ids, as far as the files and the texts tell."""
         lists = (self.moved, self.only_a, self.only_b, self.merges_only_a, self.merges_only_b, self.settings)
-        return not any(lists) and not self.merges_reordered and not self.texts_differing
+        numbers = (self.merges_reordered, self.scores_differing, self.texts_differing)
+        return not any(lists) and not any(numbers)
 
 
 def compare(a: TokenizerSpec, b: TokenizerSpec, texts: Iterable[str] = (), examples: int = 5) -> Comparison:
@@ -131,7 +135,7 @@ def compare(a: TokenizerSpec, b: TokenizerSpec, texts: Iterable[str] = (), examp
     """
     one, other = load(a), load(b)
     vocab_a, vocab_b = _by_content(one), _by_content(other)
-    moved = [(t, i, vocab_b[t]) for t, i in vocab_a.items() if t in vocab_b and vocab_b[t] != i]
+    moved = [(_name(t), i, vocab_b[t]) for t, i in vocab_a.items() if t in vocab_b and vocab_b[t] != i]
     tree_a, tree_b = json.loads(one.to_str()), json.loads(other.to_str())
     merges_a, merges_b = _merges(tree_a), _merges(tree_b)
     count = differing = 0
@@ -140,8 +144,8 @@ def compare(a: TokenizerSpec, b: TokenizerSpec, texts: Iterable[str] = (), examp
     while batch := list(islice(stream, _BATCH)):
         pairs = zip(
             batch,
-            one.encode_batch_fast(batch, add_special_tokens=False),
-            other.encode_batch_fast(batch, add_special_tokens=False),
+            encode_all(one, batch, a.path),
+            encode_all(other, batch, b.path),
             strict=True,
         )
         for text, left, right in pairs:
@@ -159,11 +163,12 @@ def compare(a: TokenizerSpec, b: TokenizerSpec, texts: Iterable[str] = (), examp
         a=a,
         b=b,
         moved=sorted(moved, key=lambda item: item[1]),
-        only_a={t: i for t, i in sorted(vocab_a.items(), key=lambda item: item[1]) if t not in vocab_b},
-        only_b={t: i for t, i in sorted(vocab_b.items(), key=lambda item: item[1]) if t not in vocab_a},
+        only_a=_lacked(vocab_a, vocab_b),
+        only_b=_lacked(vocab_b, vocab_a),
         merges_only_a=_lacking(merges_a, merges_b) if both else None,
         merges_only_b=_lacking(merges_b, merges_a) if both else None,
         merges_reordered=_reordered(merges_a, merges_b) if both else None,
+        scores_differing=_scores_differing(tree_a, tree_b),
         settings=_settings(tree_a, tree_b),
         texts=count,
         texts_differing=differing,
@@ -184,18 +189,57 @@ def row_map(before: TokenizerSpec, after: TokenizerSpec) -> npt.NDArray[np.int64
     return None if np.array_equal(found[ids], ids) else found
 
 
-def _by_content(tokenizer: Tokenizer) -> dict[str, int]:
+class _Token(NamedTuple):
+    """A token, whatever id it has and however its file writes it. again: which of those that are alike."""
+
+    data: bytes
+    kind: Kind
+    continues: bool
+    suffix: str
+    again: int = 0
+
+
+def _by_content(tokenizer: Tokenizer) -> dict[_Token, int]:
     # Content as each file writes it would tell apart files of two formats; bytes and marks do not.
     of = family(tokenizer)
-    result: dict[str, int] = {}
-    for i, e in sorted(entries(tokenizer, of).items()):
-        name = printable(e.data)
-        name = f"[{e.kind.value}] {name}" if e.kind is not Kind.BASE else name
-        name = f"##{name}" if e.continues else name
-        while name in result:
-            name += " (again)"
-        result[name] = i
+    result: dict[_Token, int] = {}
+    # By content: tokens that are alike keep their order where another file gives them other ids.
+    for i, e in sorted(entries(tokenizer, of).items(), key=lambda item: item[1].content):
+        of_model = e.kind not in (Kind.ADDED, Kind.SPECIAL)
+        ends = of_model and of.end_suffix and e.content.endswith(of.end_suffix)
+        token = _Token(e.data, e.kind, e.continues, of.end_suffix if ends else "")
+        while token in result:
+            token = token._replace(again=token.again + 1)
+        result[token] = i
     return result
+
+
+def _name(token: _Token) -> str:
+    name = ("##" if token.continues else "") + printable(token.data) + token.suffix + " (again)" * token.again
+    return name if token.kind is Kind.BASE else f"[{token.kind.value}] {name}"
+
+
+def _lacked(mine: dict[_Token, int], theirs: dict[_Token, int]) -> dict[str, int]:
+    """Tokens that the other lacks, in id order."""
+    found: dict[str, int] = {}
+    for token, i in sorted(mine.items(), key=lambda item: item[1]):
+        if token not in theirs:
+            name = _name(token)
+            while name in found:  # two that print alike
+                name += " (again)"
+            found[name] = i
+    return found
+
+
+def _scores_differing(a: dict[str, Any], b: dict[str, Any]) -> int:
+    if not a["model"]["type"] == b["model"]["type"] == "Unigram":
+        return 0
+    one, other = (dict(tree["model"]["vocab"]) for tree in (a, b))
+    added = {token["content"] for token in (*a["added_tokens"], *b["added_tokens"])}  # found before the model
+    both = [piece for piece in one if piece in other and piece not in added]
+    # Some files have them as float32, some as float64.
+    same = np.isclose([one[p] for p in both], [other[p] for p in both], rtol=1e-6, atol=1e-6)
+    return int((~same).sum())
 
 
 def _merges(tree: dict[str, object]) -> list[tuple[str, str]] | None:
@@ -242,11 +286,9 @@ def _reordered(a: list[tuple[str, str]] | None, b: list[tuple[str, str]] | None)
     return sum(x != y for x, y in zip(common_a, common_b, strict=True))
 
 
-def _settings(a: dict[str, object], b: dict[str, object]) -> list[tuple[str, str, str]]:
-    def parts(tree: dict[str, object]) -> dict[str, str]:
-        model = tree["model"]
-        assert isinstance(model, dict)
-        plain = {f"model.{k}": v for k, v in model.items() if k not in ("vocab", "merges")}
+def _settings(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, str, str]]:
+    def parts(tree: dict[str, Any]) -> dict[str, str]:
+        plain = {f"model.{k}": v for k, v in tree["model"].items() if k not in ("vocab", "merges")}
         # An unset option and one that is off are written differently, and mean the same.
         plain = {k: v or None for k, v in plain.items()}
         return {
@@ -261,7 +303,18 @@ def _settings(a: dict[str, object], b: dict[str, object]) -> list[tuple[str, str
 
     left, right = parts(a), parts(b)
     names = sorted(left.keys() | right.keys())
-    return [(n, left.get(n, "none"), right.get(n, "none")) for n in names if left.get(n) != right.get(n)]
+    differing = [(n, left.get(n, "none"), right.get(n, "none")) for n in names if left.get(n) != right.get(n)]
+    one, other = _matching(a), _matching(b)
+    if changed := [token for token in one if token in other and one[token] != other[token]]:
+        in_a, in_b = (json.dumps({t: of[t] for t in changed}, ensure_ascii=False) for of in (one, other))
+        differing.append(("added_tokens", in_a, in_b))
+    return differing
+
+
+def _matching(tree: dict[str, Any]) -> dict[str, list[str]]:
+    """How each added token is found in a text."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return {t["content"]: [flag for flag in flags if t[flag]] for t in tree["added_tokens"]}
 
 
 def _flat(normalizer: object) -> object:

@@ -118,7 +118,7 @@ def _model_entry(content: str, of: Family) -> Entry:
     text, continues = content, False
     if of.end_suffix and text.endswith(of.end_suffix):
         text = text[: -len(of.end_suffix)]
-    if of.model == "WordPiece" and of.continuing_prefix and text.startswith(of.continuing_prefix):
+    if of.continuing_prefix and text.startswith(of.continuing_prefix):
         text, continues = text[len(of.continuing_prefix) :], True
     if of.byte_level:
         data = from_alphabet(text)

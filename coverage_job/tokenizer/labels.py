@@ -19,6 +19,7 @@ from coverage_job.tokenizer.scripts import scripts_of_language
 
 _CONDITIONS = {"kind", "decodable", "pattern", "list"}
 _LISTS = ("seo_spam",)
+_SHOWN = 200  # letters of a rule's name, or of what is wrong with its pattern, in a message
 
 
 @dataclass(frozen=True)
@@ -55,29 +56,36 @@ def read_rules(path: str | None = None) -> list[Rule]:
 def _rule(item: object, where: str) -> Rule:
     if not isinstance(item, dict) or not {"name", "category"} <= item.keys():
         raise JobError(f"{where}: `name` and `category` are needed")
-    where = f"{where} ({item['name']})"
+    for key in ("name", "category"):
+        if not isinstance(item[key], str) or not item[key]:
+            raise JobError(f"{where}: `{key}` is a text; put it in quotes")
+    where = f"{where} ({item['name'][:_SHOWN]})"
     if unknown := item.keys() - _CONDITIONS - {"name", "category"}:
         key = sorted(map(str, unknown))[0]
         near = did_you_mean(key, _CONDITIONS)
         raise JobError(f"{where}: unknown key {key!r}{near}; known: {sorted(_CONDITIONS)}")
     for key, enum in (("kind", Kind), ("decodable", Decodable)):
         values = item.get(key, [])
-        if not isinstance(values, list) or not {str(v) for v in values} <= {e.value for e in enum}:
+        if not isinstance(values, list) or any(v not in [*enum] for v in values):
             raise JobError(f"{where}: `{key}` is a list of {', '.join(e.value for e in enum)}")
     pattern = item.get("pattern")
-    if pattern is not None:
+    if "pattern" in item:
+        # Without quotes `[a]` is a list, and no value is null: neither may become another pattern.
+        if not isinstance(pattern, str):
+            raise JobError(f"{where}: `pattern` is a text; put it in quotes")
         try:
-            pl.Series([""]).str.contains(str(pattern))
+            pl.Series([""]).str.contains(pattern)
         except pl.exceptions.ComputeError as error:
-            raise JobError(f"{where}: `pattern` is not read: {' '.join(str(error).split())}") from None
+            reason = " ".join(str(error).partition("This error occurred")[0].split())
+            raise JobError(f"{where}: `pattern` is not read: {reason[-_SHOWN:]}") from None
     if item.get("list", "seo_spam") not in _LISTS:
         raise JobError(f"{where}: `list` names one of the job's lists: {', '.join(_LISTS)}")
     return Rule(
-        name=str(item["name"]),
-        category=str(item["category"]),
-        kind=tuple(map(str, item.get("kind", ()))),
-        decodable=tuple(map(str, item.get("decodable", ()))),
-        pattern=None if pattern is None else str(pattern),
+        name=item["name"],
+        category=item["category"],
+        kind=tuple(item.get("kind", ())),
+        decodable=tuple(item.get("decodable", ())),
+        pattern=pattern,
         list=item.get("list"),
     )
 
@@ -117,7 +125,8 @@ def categories(tokens: pl.DataFrame, rules: Sequence[Rule], seo_spam: Sequence[s
             )
         category = pl.when(holds).then(pl.lit(rule.category)).otherwise(category)
         name = pl.when(holds).then(pl.lit(rule.name)).otherwise(name)
-    return tokens.select(category=category, category_rule=name)
+    # Rules without a condition give one value, which a selection alone would not repeat for every row.
+    return tokens.with_columns(category=category, category_rule=name).select("category", "category_rule")
 
 
 def with_counted_languages(vocabulary: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:

@@ -12,9 +12,9 @@ import os
 from dataclasses import asdict, dataclass, field
 
 import orjson
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from coverage_job.config import RankFile
+from coverage_job.config import MAX_ROWS, RankFile
 from coverage_job.errors import TokenizerError
 from coverage_job.storage import kind_of, list_folder, open_input
 from coverage_job.tokenizer import ranks, sentencepiece_model
@@ -127,6 +127,10 @@ def describe(source: str | RankFile) -> TokenizerSpec:
     format_ = _format(path, data, rank_file is not None)
     tokenizer = _build(path, format_, data, rank_file)
     vocab = tokenizer.get_vocab(with_added_tokens=True)
+    if (rows := max(vocab.values()) + 1) > MAX_ROWS:
+        raise TokenizerError(
+            f"tokenizer {path}: its highest id is {rows - 1:,}; at most {MAX_ROWS:,} rows are possible"
+        )
     n_base = tokenizer.get_vocab_size(with_added_tokens=False)
     if format_ in ("tiktoken", "tekken"):
         # Here the special tokens stand in the model's vocabulary only so that they keep their ids.
@@ -137,7 +141,7 @@ def describe(source: str | RankFile) -> TokenizerSpec:
         sha256=_sha256(data, rank_file),
         n_base=n_base,
         n_with_added=len(vocab),
-        rows=max(vocab.values()) + 1,
+        rows=rows,
         pattern=rank_file.pattern if rank_file else None,
         normalizer=rank_file.normalizer if rank_file else None,
         special_tokens=tuple(sorted(rank_file.special_tokens.items())) if rank_file else (),
@@ -177,6 +181,19 @@ def _build(path: str, format_: str, data: bytes, rank_file: RankFile | None) -> 
 
 _LOADED: dict[TokenizerSpec, Tokenizer] = {}
 _MOST_LOADED = 4  # two tokenizers compared, with room to spare; a large one takes 100 MB
+
+
+def encode_all(tokenizer: Tokenizer, texts: list[str], path: str = "") -> list[Encoding]:
+    """The encodings of texts. Raises TokenizerError where the tokenizer refuses one."""
+    try:
+        found: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # as in `_build`
+        raise TokenizerError(
+            f"tokenizer {path}: cannot encode every text ({error}); its model needs an unknown token"
+        ) from None
+    return found
 
 
 def _keep(spec: TokenizerSpec, tokenizer: Tokenizer) -> None:

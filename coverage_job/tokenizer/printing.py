@@ -11,6 +11,16 @@ from rich.text import Text
 from coverage_job.tokenizer.compare import Comparison, Shown
 from coverage_job.tokenizer.vocabulary import printable
 
+_LETTERS, _IDS = 80, 16  # shown of a token, and of what its text gives
+
+
+def _cut(token: str) -> str:
+    return token if len(token) <= _LETTERS else token[:_LETTERS] + "…"
+
+
+def _safe(setting: str) -> Text:
+    return Text(printable(setting[:200].encode()))
+
 
 def _table(*columns: str) -> Table:
     """Without lines, as `run` prints its tables."""
@@ -41,9 +51,9 @@ def print_shown(shown: Shown, limit: int = 12) -> RenderableType:
     if shown.unreachable.num_rows:
         table = _table("id", "unreachable", "its text gives", "because of the normalizer")
         for row in shown.unreachable.slice(0, limit).to_pylist():
-            gives = " ".join(map(str, row["gives"]))
+            gives = " ".join(map(str, row["gives"][:_IDS])) + " …" * (len(row["gives"]) > _IDS)
             table.add_row(
-                str(row["token_id"]), Text(row["token"]), gives, "yes" if row["normalizer"] else "no"
+                str(row["token_id"]), Text(_cut(row["token"])), gives, "yes" if row["normalizer"] else "no"
             )
         tables += [Text(""), table]
     return Group(*tables)
@@ -59,13 +69,14 @@ def print_comparison(comparison: Comparison, limit: int = 10) -> RenderableType:
     if c.merges_only_a is not None and c.merges_only_b is not None:
         table.add_row("merges of its own", f"{len(c.merges_only_a):,}", f"{len(c.merges_only_b):,}")
     for name, left, right in c.settings:
-        table.add_row(name, Text(left[:200]), Text(right[:200]))
+        table.add_row(name, _safe(left), _safe(right))
     lines = [
         f"ids moved: {len(c.moved):,}",
-        *[f"  {token}: {i} -> {j}" for token, i, j in c.moved[:limit]],
-        *[f"  gone: {token} ({i})" for token, i in islice(c.only_a.items(), limit)],
-        *[f"  added: {token} ({i})" for token, i in islice(c.only_b.items(), limit)],
+        *[f"  {_cut(token)}: {i} -> {j}" for token, i, j in c.moved[:limit]],
+        *[f"  gone: {_cut(token)} ({i})" for token, i in islice(c.only_a.items(), limit)],
+        *[f"  added: {_cut(token)} ({i})" for token, i in islice(c.only_b.items(), limit)],
         f"merges in another order: {c.merges_reordered or 0:,}",
+        *[f"pieces with another score: {c.scores_differing:,}"] * bool(c.scores_differing),
         f"texts encoded differently: {c.texts_differing:,} of {c.texts:,}",
     ]
     for example in c.examples:

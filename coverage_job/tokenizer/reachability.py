@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from coverage_job.schemas import Kind, Reachability
 from coverage_job.tokenizer.entries import Entry, Family, begun_by, text_of
+from coverage_job.tokenizer.load import encode_all
 
 _BATCH = 8192
 # What stands left or right of a token's own text in the last attempts: one of each class that the usual
@@ -44,16 +45,15 @@ class Reached:
 class _Search:
     """Ids still sought, and the texts found so far."""
 
-    def __init__(self, tokenizer: Tokenizer, sought: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, sought: Iterable[int], path: str) -> None:
         self._tokenizer = tokenizer
+        self._path = path
         self.open = set(sought)
         self.found: dict[int, str] = {}
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
         for start in range(0, len(texts), _BATCH):
-            for encoding in self._tokenizer.encode_batch_fast(
-                texts[start : start + _BATCH], add_special_tokens=False
-            ):
+            for encoding in encode_all(self._tokenizer, texts[start : start + _BATCH], self._path):
                 yield encoding.ids
 
     def look(self, texts: Iterable[str]) -> None:
@@ -66,9 +66,12 @@ class _Search:
                     self.open.discard(i)
 
 
-def reach(tokenizer: Tokenizer, of: Family, entries: dict[int, Entry]) -> dict[int, Reached]:
-    """For every id that has an entry, whether and how it can be reached."""
-    search = _Search(tokenizer, (i for i, entry in entries.items() if entry.kind is not Kind.SPECIAL))
+def reach(tokenizer: Tokenizer, of: Family, entries: dict[int, Entry], path: str = "") -> dict[int, Reached]:
+    """For every id that has an entry, whether and how it can be reached.
+
+    path: the tokenizer's file, to be named where it refuses a text (TokenizerError).
+    """
+    search = _Search(tokenizer, (i for i, entry in entries.items() if entry.kind is not Kind.SPECIAL), path)
     own = _own_texts(tokenizer, of, entries, search)
     round_trips = set(own)
     search.open -= round_trips
@@ -153,10 +156,10 @@ def _own_texts(
     keep({i: text for i, text in texts.items() if not entries[i].continues}, [])
     if of.adds_prefix:
         keep({i: t[1:] for i, t in texts.items() if i not in own and t[0] == " " and len(t) > 1}, [])
-    if of.adds_prefix or of.model == "WordPiece":
+    if of.adds_prefix or of.continuing_prefix:
         for anchor in _anchors(entries, of):
-            before = tokenizer.encode(anchor, add_special_tokens=False).ids
-            inside = of.model == "WordPiece"
+            (before,) = search.encode([anchor])
+            inside = bool(of.continuing_prefix)
             keep(
                 {
                     i: anchor + t
@@ -170,7 +173,7 @@ def _own_texts(
 
 def _anchors(entries: dict[int, Entry], of: Family) -> list[str]:
     """Characters after which another piece can be read alone."""
-    if of.model == "WordPiece":
+    if of.continuing_prefix:
         # A word begins with the longest entry that fits: letters that begin few others.
         begins: dict[str, int] = {}
         for e in entries.values():

@@ -160,13 +160,15 @@ def scripts_of_language(language: str) -> tuple[str, ...]:
 
 
 # What may be foreign and is no mixing: code, formulas, tags, URLs and addresses, and what is quoted or put in
-# brackets, which is where texts give names in their own writing.
+# brackets, which is where texts give names in their own writing. A long run of letters is not gone
+# over again from each of them: a formula holds no second beginning, an address begins where its letters do,
+# and the protocol of a URL is short.
 _SET_ASIDE = re.compile(
     r"```.*?(?:```|\Z)"
     r"|`[^`\n]*`"
-    r"|\$\$.*?\$\$|\$[^$\n]{1,200}\$|\\\(.*?\\\)|\\\[.*?\\\]"
+    r"|\$\$.*?\$\$|\$[^$\n]{1,200}\$|\\\((?:(?!\\\().)*?\\\)|\\\[(?:(?!\\\[).)*?\\\]"
     r"|<[^<>\n]{1,200}>"
-    r"|[A-Za-z][A-Za-z0-9+.-]*://\S+|www\.\S+|[\w.+-]+@[\w.-]+\.\w+"
+    r"|[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+|www\.\S+|(?<![\w.+-])[\w.+-]+@[\w.-]+\.\w+"
     r"|\"[^\"\n]{1,80}\"|“[^”\n]{1,80}”|«[^»\n]{1,80}»|「[^」\n]{1,80}」|『[^』\n]{1,80}』|《[^》\n]{1,80}》"
     r"|\([^()\n]{1,80}\)|（[^（）\n]{1,80}）",
     re.DOTALL,

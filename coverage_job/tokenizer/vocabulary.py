@@ -29,7 +29,7 @@ from coverage_job.tokenizer.load import TokenizerSpec, load
 from coverage_job.tokenizer.reachability import Reached, reach
 
 # Rises when the table's contents change for the same tokenizer.
-_VERSION = 6
+_VERSION = 7
 
 # The table as cached: without categories, which a job may define, and with the text they are read from.
 _BUILT = pa.schema(
@@ -38,8 +38,8 @@ _BUILT = pa.schema(
 )
 
 # Drawn as nothing or as a gap, though their categories do not say so.
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
-    chr(c) for c in range(0xFE00, 0xFE10)
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0") | {
+    chr(c) for c in (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 }
 
 
@@ -158,7 +158,9 @@ def _build(spec: TokenizerSpec) -> pa.Table:
     of = family(tokenizer)
     with _no_collection():
         known = entries(tokenizer, of)
-        return _rows(known, reach(tokenizer, of, known), range(spec.rows), of.model == "WordPiece")
+        return _rows(
+            known, reach(tokenizer, of, known, spec.path), range(spec.rows), bool(of.continuing_prefix)
+        )
 
 
 @contextmanager
@@ -200,7 +202,7 @@ def _rows(known: dict[int, Entry], reached: dict[int, Reached], ids: range, mark
 
 
 def _token(entry: Entry) -> str:
-    mark = entry.content[: -len(entry.data.decode())] if entry.continues else ""
+    mark = entry.content[: len(entry.content) - len(entry.data.decode())] if entry.continues else ""
     return mark + printable(entry.data)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
-from tokenizers import normalizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers
 
-from coverage_job.tokenizer.compare import compare, show
-from coverage_job.tokenizer.load import describe
+from coverage_job.errors import TokenizerError
+from coverage_job.tokenizer.compare import compare, row_map, show
+from coverage_job.tokenizer.load import TokenizerSpec, describe
 from coverage_job.tokenizer.printing import print_comparison, print_shown
 from tests.conftest import SHARED, needs_shared
 from tests.tokenizer.tiny import byte_level
@@ -94,6 +96,77 @@ def test_a_normalizer_alone_is_told(tmp_path: Path) -> None:
     assert [name for name, _, _ in result.settings] == ["normalizer"]
     assert result.texts_differing == 0
     assert not result.same
+
+
+def saved(folder: Path, tokenizer: Tokenizer) -> TokenizerSpec:
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return describe(str(folder))
+
+
+def test_scores_of_pieces_are_compared(tmp_path: Path) -> None:
+    def unigram(name: str, score: float) -> TokenizerSpec:
+        pieces = [("<unk>", 0.0), ("a", -2.0), ("b", -2.0), ("ab", score)]
+        return saved(tmp_path / name, Tokenizer(models.Unigram(pieces, unk_id=0)))
+
+    one = unigram("one", -3.0)
+    result = compare(one, unigram("other", -9.0), ["ab"])
+    assert (result.scores_differing, result.texts_differing, result.same) == (1, 1, False)
+    assert "pieces with another score: 1" in printed(print_comparison(result))
+    assert compare(one, unigram("float32", float(np.float32(-3.0000001)))).same
+
+
+def test_how_added_tokens_match_is_compared(tmp_path: Path) -> None:
+    def adding(name: str, **flags: bool) -> TokenizerSpec:
+        tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+        tokenizer.add_tokens([AddedToken("tool", **flags), AddedToken("other")])
+        return saved(tmp_path / name, tokenizer)
+
+    result = compare(adding("one"), adding("strips", lstrip=True))
+    assert result.settings == [
+        ("added_tokens", '{"tool": ["normalized"]}', '{"tool": ["lstrip", "normalized"]}')
+    ]
+    assert not result.same
+
+
+def test_tokens_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+    def suffixed(name: str, *tokens: str) -> TokenizerSpec:
+        vocab = {token: i for i, token in enumerate(["a", "b", "b</w>", *tokens])}
+        merges = [("a", "b"), ("a", "b</w>")]
+        return saved(tmp_path / name, Tokenizer(models.BPE(vocab, merges, end_of_word_suffix="</w>")))
+
+    one, other = suffixed("one", "ab", "ab</w>"), suffixed("other", "ab</w>", "ab")
+    assert compare(one, other).moved == [("ab", 3, 4), ("ab</w>", 4, 3)]
+    rows = row_map(one, other)
+    assert rows is not None
+    assert rows.tolist() == [0, 1, 2, 4, 3]
+    # Bytes are shown in hex, as a token may be written.
+    half, hexed = "嘉".encode()[:2], b"<E5 98>"
+    one = byte_level(tmp_path / "half", [], alone=(half,))
+    other = byte_level(tmp_path / "hexed", [], alone=(hexed,))
+    assert (compare(one, other).only_a, compare(one, other).only_b) == ({"<E5 98>": 256}, {"<E5 98>": 256})
+
+
+def test_hostile_tokens_and_settings_are_cut_and_cannot_act_on_the_terminal(tmp_path: Path) -> None:
+    one = byte_level(tmp_path / "a", MERGES, alone=(b"q" * 5000, b"\x1b[2J"))
+    evil = normalizers.Replace("x\x9b31m", "\u202e")
+    other = byte_level(tmp_path / "b", MERGES, normalizer=evil)
+    text = printed(print_comparison(compare(one, other))) + printed(print_shown(show(one)))
+    assert "x<U+009B>31m" in text
+    assert len(text) < 10_000
+    assert not {"\x1b", "\x9b", "\u202e"} & set(text)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [models.Unigram([("a", -1.0), ("", -1.0)]), models.WordPiece({"a": 0, "##": 1}, unk_token="[UNK]")],
+)
+def test_a_tokenizer_that_refuses_unknown_text_is_a_line(tmp_path: Path, model: models.Model) -> None:
+    spec = saved(tmp_path / "t", Tokenizer(model))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: cannot encode every text .*unknown token"):
+        show(spec)
+    with pytest.raises(TokenizerError, match="cannot encode every text"):
+        compare(spec, spec, ["é"])
 
 
 def test_tokens_added_and_gone(tmp_path: Path) -> None:

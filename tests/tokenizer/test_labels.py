@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coverage_job.config import LabelOptions
 from coverage_job.errors import JobError
 from coverage_job.tokenizer.entries import decodable
-from coverage_job.tokenizer.labels import categories, languages, read_rules, with_counted_languages
+from coverage_job.tokenizer.labels import Rule, categories, languages, read_rules, with_counted_languages
 from coverage_job.tokenizer.languages import _MOSTLY, _OF_SCRIPT, by_counts, language_of, language_of_bytes
 from coverage_job.tokenizer.scripts import SCRIPTS
 from coverage_job.tokenizer.vocabulary import vocabulary_table
@@ -263,6 +263,12 @@ def test_a_job_replaces_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("- {name: a, category: b, kind: [wrong]}", "`kind` is a list of base"),
         ("- {name: a, category: b, list: other}", "seo_spam"),
         ("- {name: 'a", "no valid YAML"),
+        ("- {name: a, category: b, pattern: [ab]}", "rule 1 .a.: `pattern` is a text; put it in quotes"),
+        ("- {name: a, category: b, pattern: }", "`pattern` is a text"),
+        ("- {name: a, category: b, kind: [[base]]}", "`kind` is a list of base"),
+        ("- {name: , category: b}", "rule 1: `name` is a text"),
+        ("- &again {name: a, category: [*again, *again]}", "rule 1: `category` is a text"),
+        ("[" * 3000 + "]" * 3000, "nested too deep"),
     ],
 )
 def test_rules_that_cannot_be_read(tmp_path: Path, text: str, match: str) -> None:
@@ -272,6 +278,12 @@ def test_rules_that_cannot_be_read(tmp_path: Path, text: str, match: str) -> Non
         read_rules(str(path))
     with pytest.raises(JobError, match="cannot be read"):
         read_rules(str(tmp_path / "nowhere.yaml"))
+
+
+def test_rules_without_a_condition_hold_for_every_token() -> None:
+    tokens = pl.DataFrame({"kind": ["base"] * 3, "decodable": ["utf8"] * 3, "text": ["a", "", None]})
+    assert categories(tokens, [Rule("all", "any")]).rows() == [("any", "all")] * 3
+    assert categories(tokens, [Rule("spam", "spam", list="seo_spam")]).rows() == [("other", "no_rule")] * 3
 
 
 def test_word_starts_of_wordpiece_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,3 +351,9 @@ def test_long_runs_load_quickly_enough_to_be_used() -> None:
     text = "-" * rng.randrange(200, 400)
     reference = tiktoken.Encoding("x", pat_str=r"-+", mergeable_ranks=ranks, special_tokens={})
     assert build("x", RankModel(ranks, 0, "-+", None, {})).encode(text).ids == reference.encode_ordinary(text)
+
+
+def test_an_id_that_no_matrix_has_is_refused(tmp_path: Path) -> None:
+    Tokenizer(models.BPE({"a": 0, "b": 30_000_000}, [])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match="highest id is 30,000,000"):
+        describe(str(tmp_path))

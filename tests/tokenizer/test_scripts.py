@@ -69,11 +69,23 @@ def test_main_script(text: str, script: str) -> None:
         ("формула $漢$ тут", "ru", []),
         ("Српски / srpski", "sr", []),
         ("βήτα 5 μm", "el", []),
+        (
+            "почта иван@пример.рф, формула \\(漢\\) и \\[漢\\] тут",
+            "en",
+            [("почта", "Cyrillic"), ("формула", "Cyrillic"), ("и", "Cyrillic"), ("тут", "Cyrillic")],
+        ),
         ("β-carotene at α = 5 Ω, but not βήτα", "en", [("βήτα", "Greek")]),
     ],
 )
 def test_mixed_script(text: str, language: str, found: list[tuple[str, str]]) -> None:
     assert [(text[start:end], script) for start, end, script in mixed_script(text, language)] == found
+
+
+@pytest.mark.parametrize("run", ["a", "aB3+", "中", "\\(", "\\[", "$$", "`", "a@", '"'])
+def test_long_runs_are_gone_over_once(run: str) -> None:
+    """Once from each of their letters would take hours."""
+    text = "мир " + run * 300_000
+    assert mixed_script(text, "zh")[0] == (0, 3, "Cyrillic")
 
 
 def test_what_the_user_wrote_is_no_mixing() -> None:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from coverage_job.schemas import VOCABULARY
-from coverage_job.tokenizer.load import TokenizerSpec, load
+from coverage_job.tokenizer.load import TokenizerSpec, describe, load
 from coverage_job.tokenizer.vocabulary import printable, raise_contextual, vocabulary_table
 from tests.tokenizer.tiny import byte_level, wordpiece
 
@@ -185,3 +185,25 @@ def test_printable_shows_every_hidden_character(text: str) -> None:
     )
     assert all(c.isprintable() for c in shown)
     assert all(c in shown for c in text if c.isalnum() and c not in "\u115f\u1160\u3164\uffa0")
+
+
+def test_pieces_of_bpe_that_are_marked_inside_words(tmp_path: Path) -> None:
+    vocab = {"a": 0, "b": 1, "##b": 2, "##c": 3, "ab": 4, "##bc": 5}
+    merges = [("a", "##b"), ("##b", "##c")]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="##"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    spec = describe(str(tmp_path))
+    table = vocabulary_table(spec)
+    check_examples(spec, table)
+    assert set(table["reachability"].to_pylist()) == {"direct"}
+    assert table["token"].to_pylist() == list(vocab)
+    assert table["token_bytes"][5].as_py() == b"bc"
+
+
+def test_a_mark_alone_is_shown(tmp_path: Path) -> None:
+    assert vocabulary_table(wordpiece(tmp_path, ["a", "##"]))["token"][2].as_py() == "##"
+
+
+def test_variation_selectors_are_shown_by_number() -> None:
+    assert printable("葛\U000e0100\u180b".encode()) == "葛<U+E0100><U+180B>"
