@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -181,6 +182,7 @@ class SparkEngine:
             raise EngineError("pyspark is not installed: pip install 'coverage-job[spark]'") from None
         self._owned = False
         self._preparing: threading.Thread | None = None
+        self._tag = f"coverage_job-{uuid.uuid4()}"
         active = SparkSession.getActiveSession()
         if active is not None:
             self.session = active
@@ -192,10 +194,11 @@ class SparkEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait_until_prepared()
-        # A session that was there before is left as it was found.
+        # A session that was there before is left as it was found; one's own ends with what prepares in it.
         if self._owned:
             self.session.stop()
+        else:
+            self._stop_preparing()
 
     @property
     def connect(self) -> bool:
@@ -243,9 +246,14 @@ class SparkEngine:
         def make_ready() -> None:
             # Whatever is wrong, the task that counts meets it too, and says so.
             with suppress(Exception):
-                workers = self.session.sparkContext.defaultParallelism
-                items = [tokenizer] * workers
-                self._numbered(_run_packed, partial(_make_ready, cache_mib), items, _PACKED).collect()
+                context = self.session.sparkContext
+                # Of this thread's jobs alone.
+                context.addJobTag(self._tag)
+                try:
+                    items = [tokenizer] * context.defaultParallelism
+                    self._numbered(_run_packed, partial(_make_ready, cache_mib), items, _PACKED).collect()
+                finally:
+                    context.removeJobTag(self._tag)
 
         self._preparing = threading.Thread(target=make_ready, daemon=True)
         self._preparing.start()
@@ -254,6 +262,13 @@ class SparkEngine:
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
+
+    def _stop_preparing(self) -> None:
+        """A run that ends before it counts waits for no worker. Again and again: a job may not have begun."""
+        while self._preparing is not None and self._preparing.is_alive():
+            with suppress(Exception):
+                self.session.sparkContext.cancelJobsWithTag(self._tag)
+            self._preparing.join(0.1)
 
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks and sum their counts: a table of schema PARTIAL and the tasks' reports."""
