@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -400,13 +401,44 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
         for key, value in conf.items():
             builder = builder.config(key, value)
     try:
-        session = builder.getOrCreate()
+        with _unhurried():
+            session = builder.getOrCreate()
     except Exception as error:
         raise EngineError(f"Spark did not start: {' '.join(str(error).split())[:300]}") from error
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         session.sparkContext.setLogLevel("ERROR")
     _bound_batches(session)
     return session
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until a JVM has started, then to end with this process. A second one is heard.
+
+    pyspark deletes the folder that a starting JVM writes to; that one says so, and never ends.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def remember(number: int, _: object) -> None:
+        came.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            # Once it has a JVM pyspark handles Ctrl-C itself.
+            if signal.getsignal(number) is remember:
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        restore()
+    for number in came:
+        signal.raise_signal(number)
 
 
 def _quiet(conf: dict[str, str]) -> dict[str, str]:
