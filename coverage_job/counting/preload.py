@@ -18,6 +18,8 @@ from coverage_job.counting.task import kernel_of
 from coverage_job.tokenizer.load import describe
 
 _VARIABLE = "COVERAGE_JOB_PRELOAD"
+# Linux starts no process with a variable of 128 KiB; a rank file's special tokens may be that many.
+_LONGEST = 100_000
 
 
 @contextmanager
@@ -27,7 +29,9 @@ def announced(tokenizer: str | RankFile, cache_mib: int | None) -> Iterator[None
     tokenizer: as a job names it. cache_mib: of its fast kernel; None where the reference counts.
     """
     rank_file = tokenizer.model_dump() if isinstance(tokenizer, RankFile) else None
-    os.environ[_VARIABLE] = json.dumps([rank_file or tokenizer, cache_mib])
+    text = json.dumps([rank_file or tokenizer, cache_mib])
+    if len(text) <= _LONGEST:
+        os.environ[_VARIABLE] = text
     try:
         yield
     finally:
