@@ -18,6 +18,8 @@ from coverage_job.counting.task import kernel_of
 from coverage_job.tokenizer.load import describe
 
 _VARIABLE = "COVERAGE_JOB_PRELOAD"
+# Linux starts no process with a variable of 128 KiB; a rank file's special tokens may be that many.
+_LONGEST = 100_000
 
 
 @contextmanager
@@ -27,7 +29,9 @@ def announced(tokenizer: str | RankFile, cache_mib: int | None) -> Iterator[None
     tokenizer: as a job names it. cache_mib: of its fast kernel; None where the reference counts.
     """
     rank_file = tokenizer.model_dump() if isinstance(tokenizer, RankFile) else None
-    os.environ[_VARIABLE] = json.dumps([rank_file or tokenizer, cache_mib])
+    text = json.dumps([rank_file or tokenizer, cache_mib])
+    if len(text) <= _LONGEST:
+        os.environ[_VARIABLE] = text
     try:
         yield
     finally:
@@ -35,16 +39,16 @@ def announced(tokenizer: str | RankFile, cache_mib: int | None) -> Iterator[None
 
 
 def preload(tokenizer: str | RankFile, cache_mib: int | None) -> None:
-    """Load what tasks of this process will ask for; arguments as of `announced`."""
-    spec = describe(tokenizer)
-    # Before the first run of a tokenizer there are no cuts; workers then make their kernels of the task's.
-    cuts = None if cache_mib is None else kept(spec)
-    kernel_of(spec, cuts or b"", cache_mib or 0)
+    """Load what tasks of this process will ask for, where that can be loaded; arguments as of `announced`."""
+    # Whatever is wrong, the task that needs the tokenizer meets it too, and says so. BaseException: a panic
+    # inside tokenizers is none of Exception, and would end the process.
+    with suppress(BaseException):
+        spec = describe(tokenizer)
+        # Before the first run of a tokenizer there are no cuts; workers then make kernels of the task's.
+        cuts = None if cache_mib is None else kept(spec)
+        kernel_of(spec, cuts or b"", cache_mib or 0)
 
 
 if _VARIABLE in os.environ:
-    # Whatever is wrong, the worker that needs the tokenizer meets it too, and says so. BaseException: a panic
-    # inside tokenizers is none of Exception, and would end the server.
-    with suppress(BaseException):
-        _source, _cache_mib = json.loads(os.environ.pop(_VARIABLE))
-        preload(_source if isinstance(_source, str) else RankFile(**_source), _cache_mib)
+    _source, _cache_mib = json.loads(os.environ.pop(_VARIABLE))
+    preload(_source if isinstance(_source, str) else RankFile(**_source), _cache_mib)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from itertools import islice
 from multiprocessing import forkserver
 from typing import TypeVar
@@ -108,7 +109,8 @@ class LocalEngine:
     def prepare(self, tokenizer: str | RankFile, cache_mib: int | None) -> None:
         """Start what starts workers, with the tokenizer and its kernel in place."""
         if self.workers > 1:
-            with announced(tokenizer, cache_mib):
+            # Where none can be started, that is an error of the tasks that need one: a single one does not.
+            with announced(tokenizer, cache_mib), suppress(EngineError):
                 _start_fork_server()
 
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:

@@ -11,13 +11,15 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,6 +183,7 @@ class SparkEngine:
             raise EngineError("pyspark is not installed: pip install 'coverage-job[spark]'") from None
         self._owned = False
         self._preparing: threading.Thread | None = None
+        self._tag = f"coverage_job-{uuid.uuid4()}"
         active = SparkSession.getActiveSession()
         if active is not None:
             self.session = active
@@ -192,10 +195,11 @@ class SparkEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wait_until_prepared()
-        # A session that was there before is left as it was found.
+        # A session that was there before is left as it was found; one's own ends with what prepares in it.
         if self._owned:
             self.session.stop()
+        else:
+            self._stop_preparing()
 
     @property
     def connect(self) -> bool:
@@ -243,9 +247,14 @@ class SparkEngine:
         def make_ready() -> None:
             # Whatever is wrong, the task that counts meets it too, and says so.
             with suppress(Exception):
-                workers = self.session.sparkContext.defaultParallelism
-                items = [tokenizer] * workers
-                self._numbered(_run_packed, partial(_make_ready, cache_mib), items, _PACKED).collect()
+                context = self.session.sparkContext
+                # Of this thread's jobs alone.
+                context.addJobTag(self._tag)
+                try:
+                    items = [tokenizer] * context.defaultParallelism
+                    self._numbered(_run_packed, partial(_make_ready, cache_mib), items, _PACKED).collect()
+                finally:
+                    context.removeJobTag(self._tag)
 
         self._preparing = threading.Thread(target=make_ready, daemon=True)
         self._preparing.start()
@@ -254,6 +263,13 @@ class SparkEngine:
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
+
+    def _stop_preparing(self) -> None:
+        """A run that ends before it counts waits for no worker. Again and again: a job may not have begun."""
+        while self._preparing is not None and self._preparing.is_alive():
+            with suppress(Exception):
+                self.session.sparkContext.cancelJobsWithTag(self._tag)
+            self._preparing.join(0.1)
 
     def count(self, task: Task[T], items: Sequence[T], done: Done) -> tuple[pa.Table, list[str]]:
         """Run counting tasks and sum their counts: a table of schema PARTIAL and the tasks' reports."""
@@ -385,13 +401,44 @@ def _new_session(master: str | None, conf: dict[str, str], workers: int | None) 
         for key, value in conf.items():
             builder = builder.config(key, value)
     try:
-        session = builder.getOrCreate()
+        with _unhurried():
+            session = builder.getOrCreate()
     except Exception as error:
         raise EngineError(f"Spark did not start: {' '.join(str(error).split())[:300]}") from error
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         session.sparkContext.setLogLevel("ERROR")
     _bound_batches(session)
     return session
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until a JVM has started, then to end with this process. A second one is heard.
+
+    pyspark deletes the folder that a starting JVM writes to; that one says so, and never ends.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def remember(number: int, _: object) -> None:
+        came.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            # Once it has a JVM pyspark handles Ctrl-C itself.
+            if signal.getsignal(number) is remember:
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        restore()
+    for number in came:
+        signal.raise_signal(number)
 
 
 def _quiet(conf: dict[str, str]) -> dict[str, str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from coverage_job.config import RankFile
+from coverage_job.counting.preload import announced
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.engines.local import LocalEngine
 from coverage_job.errors import CorpusError, EngineError
@@ -81,6 +83,38 @@ if __name__ == "__main__":
     assert ran.stdout.startswith("a worker process was killed"), ran.stderr
 
 
+def test_a_single_task_needs_no_worker_process(tmp_path: Path) -> None:
+    """Where none can be started: here the name of a socket is too long."""
+    (tmp_path / ("x" * 120)).mkdir()
+    code = """
+from coverage_job.config import RankFile
+from coverage_job.counting.preload import announced
+from coverage_job.counting.task import TASK_OUTPUT
+from coverage_job.engines.local import LocalEngine
+from tests.engines import tasks
+engine = LocalEngine(2)
+engine.prepare("tokenizer.json", 16)
+print(engine.map(tasks.count_to, [2], TASK_OUTPUT, lambda: None).num_rows)
+engine.map(tasks.count_to, [2, 2], TASK_OUTPUT, lambda: None)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path / ("x" * 120))},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == "3\n"
+    assert "set TMPDIR to a short path" in ran.stderr
+
+
+def test_what_no_process_could_be_started_with_is_not_announced() -> None:
+    special = {f"<|reserved_special_token_{i}|>": i for i in range(5000)}
+    before = dict(os.environ)
+    with announced(RankFile(path="x.tiktoken", pattern="x", special_tokens=special), 16):
+        assert dict(os.environ) == before
+
+
 def test_workers_begin_with_the_tokenizer_and_its_kernel(tmp_path: Path) -> None:
     """In a process of its own: the fork server of this one may run already."""
     write_tokenizer(tmp_path / "tokenizer.json")
@@ -88,6 +122,8 @@ def test_workers_begin_with_the_tokenizer_and_its_kernel(tmp_path: Path) -> None
     code = """
 import sys
 from coverage_job.counting.kept_cuts import cuts_bytes
+from coverage_job.config import RankFile
+from coverage_job.counting.preload import announced
 from coverage_job.counting.task import TASK_OUTPUT
 from coverage_job.engines.local import LocalEngine
 from coverage_job.tokenizer.load import describe

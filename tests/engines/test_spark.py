@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,37 @@ def test_workers_are_ready_before_they_count(spark: SparkEngine, tmp_path: Path)
     # What cannot be loaded is told by the task that needs it, and hinders no other.
     spark.prepare(str(tmp_path / "missing.json"), 16)
     spark.map(tasks.held, [1], TASK_OUTPUT, lambda: None)
-    assert len(jobs(spark) - before) == 2
+    ran = jobs(spark) - before
+    assert len(ran) == 2
+    # Nor does Spark tell of it.
+    tracker = spark.session.sparkContext.statusTracker()
+    assert [tracker.getJobInfo(job).status for job in ran] == ["SUCCEEDED"] * 2
+
+
+def test_a_run_that_ends_early_waits_for_no_worker(spark: SparkEngine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "endless.json")
+    with SparkEngine() as engine:
+        engine.prepare(str(tmp_path / "endless.json"), 16)
+    assert engine._preparing is not None
+    assert not engine._preparing.is_alive()
+    # The session, which was there before, goes on.
+    assert spark.map(tasks.count_to, [2], TASK_OUTPUT, lambda: None).num_rows == 3
+
+
+@pytest.mark.parametrize(("times", "done"), [(1, True), (2, False)])
+def test_an_end_asked_for_waits_until_a_jvm_has_started(times: int, done: bool) -> None:
+    """Unless it is asked for again."""
+    began: list[int] = []
+
+    def begin() -> None:
+        with module._unhurried():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            began.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert bool(began) == done
 
 
 def test_a_table_is_counted_by_the_same_code(spark: SparkEngine, tmp_path: Path) -> None:
