@@ -105,8 +105,7 @@ class TextBuilder:
 
     def take(self) -> TextBatch:
         """The batch so far, which may be empty; the builder begins anew."""
-        # bytearray, not bytes: arrays over it can be written, as compiled functions expect.
-        text = np.frombuffer(bytearray().join(self._text), np.uint8)
+        text = np.frombuffer(b"".join(self._text), np.uint8)
         documents = (
             np.arange(len(self._documents) + 1, dtype=np.int64) if self._single else _borders(self._documents)
         )

@@ -114,7 +114,11 @@ class FastKernel:
 
     def encode(self, batch: TextBatch) -> TokenBatch:
         """The ids of every document, as ReferenceKernel gives them."""
-        self.counters.bytes += len(batch.text)
+        # For numba arrays that can be written are another type, and compiled for once more.
+        text = batch.text.view()
+        text.flags.writeable = False
+        batch = replace(batch, text=text)
+        self.counters.bytes += len(text)
         if self._reason:
             self.counters.reference_bytes[self._reason] += len(batch.text)
             return self._reference.encode(batch)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -23,7 +24,8 @@ from tokenizers import (
 
 from coverage_job.config import RankFile
 from coverage_job.corpus.documents import TextBatch, TokenBatch
-from coverage_job.counting import bpe, kernel, scan, table
+from coverage_job.counting import added, bpe, histogram, kernel, scan, table
+from coverage_job.counting import unigram as unigram_kernel
 from coverage_job.counting.bpe_model import byte_model
 from coverage_job.counting.cuts import Cuts, derive
 from coverage_job.counting.kernel import FastKernel
@@ -450,3 +452,20 @@ def test_any_merges_in_any_order_count_as_the_reference(seed: int) -> None:
         documents = [["".join(pick.choices(characters, k=pick.randint(1, 30)))] for _ in range(40)]
         batch = make_batch(documents)
         assert_same(fast.encode(batch), reference.encode(batch))
+
+
+@pytest.mark.parametrize("name", ["byte level", "words", "unigram"])
+def test_nothing_is_compiled_after_the_kernel_is_made(name: str) -> None:
+    """Whatever buffer a reader took the text from."""
+    tokenizer = TINY[name]()
+    fast = FastKernel(tokenizer, Cuts.from_bytes(derive(tokenizer).to_bytes()))
+    compiled = [scan.run, unigram_kernel.run, added.find_added, added.find_unsettled, histogram._count]
+    histogram.warm_up()
+    before = [len(function.signatures) for function in compiled]
+    batch = make_batch([["some text"], ["12 words", "<tool> é"]])
+    texts = [np.frombuffer(buffer(batch.text.tobytes()), np.uint8) for buffer in (bytes, bytearray)]
+    for text in (*texts, batch.text.copy()):
+        tokens = fast.encode(replace(batch, text=text))
+        counts = histogram.Histogram(1000)
+        counts.add(tokens)
+    assert [len(function.signatures) for function in compiled] == before
