@@ -250,7 +250,7 @@ class Spelling:
         found = np.empty((len(grams), len(self.languages)), np.float32)
         for n in np.unique(size):
             of_size = np.flatnonzero(size == n)
-            some = [grams[i] for i in of_size]
+            some = [grams[i] for i in of_size.tolist()]
             count = self._counted(some)
             if n == 1:
                 found[of_size] = (count + 0.5) / (self._letters + 0.5 * self._kinds)
