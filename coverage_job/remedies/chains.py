@@ -16,7 +16,8 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer
 
-from coverage_job.remedies.units import Unit, encode_all
+from coverage_job.remedies.units import Unit
+from coverage_job.tokenizer.load import encode_all
 
 SEPARATORS: tuple[str, ...] = ("", " ", "\n", ", ", "。", " - ", " a", "a ", " a ", "\n\n")
 # Nothing touches what comes before or after it.

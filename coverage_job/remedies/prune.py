@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from coverage_job.errors import RemedyError
 from coverage_job.schemas import Kind
+from coverage_job.tokenizer.load import encode_all
 
 Int64 = npt.NDArray[np.int64]
 
@@ -63,8 +64,7 @@ def propose(
     new_ids = _new_ids(reasons, len(rows))
     pruned = Tokenizer.from_str(json.dumps(apply(data, new_ids)))
     gone = [v for v in texts if new_ids[v] == REMOVED and "\ufffd" not in texts[v]]
-    encoded = pruned.encode_batch_fast([texts[v] for v in gone], add_special_tokens=False)
-    becomes = {v: e.ids for v, e in zip(gone, encoded, strict=True)}
+    becomes = dict(zip(gone, encode_all(pruned, [texts[v] for v in gone]), strict=True))
     return pl.DataFrame(
         {
             "old_id": rows["token_id"],
@@ -141,11 +141,8 @@ def _unknown(
     full = Tokenizer.from_str(json.dumps(data))
     gone = [v for v in texts if reasons[v].startswith("removed") and texts[v]]
     written = [texts[v] for v in gone]
-    after = pruned.encode_batch_fast(written, add_special_tokens=False)
-    before = full.encode_batch_fast(written, add_special_tokens=False)
-    return [
-        v for v, b, a in zip(gone, before, after, strict=True) if unknown in a.ids and roots[0] not in b.ids
-    ]
+    after, before = encode_all(pruned, written), encode_all(full, written)
+    return [v for v, b, a in zip(gone, before, after, strict=True) if unknown in a and roots[0] not in b]
 
 
 def apply(data: Mapping[str, Any], new_ids: Int64) -> dict[str, Any]:
@@ -210,19 +207,15 @@ def check(before: Tokenizer, after: Tokenizer, new_ids: Int64, texts: Iterable[s
     differ: list[str] = []
     iterator = iter(texts)
     while batch := list(islice(iterator, _BATCH)):
-        pairs = zip(
-            before.encode_batch_fast(batch, add_special_tokens=False),
-            after.encode_batch_fast(batch, add_special_tokens=False),
-            strict=True,
-        )
-        for text, (old, new) in zip(batch, pairs, strict=True):
+        encoded = zip(batch, encode_all(before, batch), encode_all(after, batch), strict=True)
+        for text, old, new in encoded:
             n += 1
             tokens_before += len(old)
             tokens_after += len(new)
-            mapped = new_ids[old.ids] if len(old) else np.empty(0, np.int64)
+            mapped = new_ids[old] if old else np.empty(0, np.int64)
             if (mapped == REMOVED).any():
                 with_removed += 1
-            elif mapped.tolist() != new.ids and len(differ) < 10:
+            elif mapped.tolist() != new and len(differ) < 10:
                 differ.append(text[:200])
     return Check(n, with_removed, differ, tokens_before, tokens_after)
 

@@ -8,19 +8,19 @@ word mark); `left` is a text behind which they were seen to hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import polars as pl
 from tokenizers import Tokenizer
 
 from coverage_job.schemas import Kind, Reachability
+from coverage_job.tokenizer.load import encode_all
 
 # Tried in order; "" first because it costs nothing. A newline absorbs SentencePiece's word mark,
 # letters carry WordPiece suffixes, the rest is for what merges with those.
 LEFTS: tuple[str, ...] = ("", "\n", "a", "x", ".", "1", "。", " a", "\na")
 
-_CHUNK = 8192
 
 # What text can reach; the others are exempt, or the template's business.
 BY_TEXT = (Reachability.DIRECT.value, Reachability.CONTEXTUAL.value)
@@ -37,13 +37,6 @@ class Unit:
     text: str
     ids: tuple[int, ...]
     left: str
-
-
-def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """The ids of each text, in bulk."""
-    for start in range(0, len(texts), _CHUNK):
-        for encoding in tokenizer.encode_batch_fast(texts[start : start + _CHUNK], add_special_tokens=False):
-            yield encoding.ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,20 +60,21 @@ def show(spec: TokenizerSpec) -> Shown:
         "special": frame.filter(kind == Kind.SPECIAL.value).height,
     }
     lost = frame.filter(pl.col("reachability") == Reachability.UNREACHABLE.value)
-    return Shown(spec, counts, published, _why(load(spec), lost))
+    return Shown(spec, counts, published, _why(spec, lost))
 
 
-def _why(tokenizer: Tokenizer, lost: pl.DataFrame) -> pa.Table:
+def _why(spec: TokenizerSpec, lost: pl.DataFrame) -> pa.Table:
     """What the texts of unreachable entries encode to instead, with and without the normalizer."""
     texts = [data.decode() for data in lost["token_bytes"]]
-    gives = [e.ids for e in encode_all(tokenizer, texts)]
+    tokenizer = load(spec)
+    gives = list(encode_all(tokenizer, texts, f"tokenizer {spec.path}"))
     by_normalizer = [False] * len(texts)
     if tokenizer.normalizer is not None and texts:
         tree = json.loads(tokenizer.to_str())
         tree["normalizer"] = None
         plain = Tokenizer.from_str(json.dumps(tree))
-        encoded = encode_all(plain, texts)
-        by_normalizer = [e.ids == [i] for e, i in zip(encoded, lost["token_id"], strict=True)]
+        encoded = encode_all(plain, texts, f"tokenizer {spec.path}")
+        by_normalizer = [ids == [i] for ids, i in zip(encoded, lost["token_id"], strict=True)]
     return pa.table(
         {
             "token_id": lost["token_id"].to_arrow(),
@@ -144,13 +145,12 @@ def compare(a: TokenizerSpec, b: TokenizerSpec, texts: Iterable[str] = (), examp
     while batch := list(islice(stream, _BATCH)):
         pairs = zip(
             batch,
-            encode_all(one, batch, a.path),
-            encode_all(other, batch, b.path),
+            encode_all(one, batch, f"tokenizer {a.path}"),
+            encode_all(other, batch, f"tokenizer {b.path}"),
             strict=True,
         )
-        for text, left, right in pairs:
+        for text, ids_a, ids_b in pairs:
             count += 1
-            ids_a, ids_b = left.ids, right.ids
             if ids_a == ids_b:
                 continue
             differing += 1

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 import orjson
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from coverage_job.config import MAX_ROWS, RankFile
 from coverage_job.errors import TokenizerError
@@ -181,19 +182,26 @@ def _build(path: str, format_: str, data: bytes, rank_file: RankFile | None) -> 
 
 _LOADED: dict[TokenizerSpec, Tokenizer] = {}
 _MOST_LOADED = 4  # two tokenizers compared, with room to spare; a large one takes 100 MB
+_ENCODED_TOGETHER = 8192  # texts
 
 
-def encode_all(tokenizer: Tokenizer, texts: list[str], path: str = "") -> list[Encoding]:
-    """The encodings of texts. Raises TokenizerError where the tokenizer refuses one."""
-    try:
-        found: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # as in `_build`
-        raise TokenizerError(
-            f"tokenizer {path}: cannot encode every text ({error}); its model needs an unknown token"
-        ) from None
-    return found
+def encode_all(
+    tokenizer: Tokenizer, texts: Sequence[str], name: str = "the tokenizer"
+) -> Iterator[list[int]]:
+    """The ids of each text, in bulk. Raises TokenizerError, beginning with `name`, where one is refused."""
+    for start in range(0, len(texts), _ENCODED_TOGETHER):
+        try:
+            encodings = tokenizer.encode_batch_fast(
+                texts[start : start + _ENCODED_TOGETHER], add_special_tokens=False
+            )
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # as in `_build`
+            raise TokenizerError(
+                f"{name}: cannot encode every text ({error}); its model needs an unknown token"
+            ) from None
+        for encoding in encodings:
+            yield encoding.ids
 
 
 def _keep(spec: TokenizerSpec, tokenizer: Tokenizer) -> None:

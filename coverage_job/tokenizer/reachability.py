@@ -45,16 +45,14 @@ class Reached:
 class _Search:
     """Ids still sought, and the texts found so far."""
 
-    def __init__(self, tokenizer: Tokenizer, sought: Iterable[int], path: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, sought: Iterable[int], name: str) -> None:
         self._tokenizer = tokenizer
-        self._path = path
+        self._name = name
         self.open = set(sought)
         self.found: dict[int, str] = {}
 
     def encode(self, texts: list[str]) -> Iterator[list[int]]:
-        for start in range(0, len(texts), _BATCH):
-            for encoding in encode_all(self._tokenizer, texts[start : start + _BATCH], self._path):
-                yield encoding.ids
+        return encode_all(self._tokenizer, texts, self._name)
 
     def look(self, texts: Iterable[str]) -> None:
         """Try texts until they or the ids sought run out."""
@@ -66,12 +64,12 @@ class _Search:
                     self.open.discard(i)
 
 
-def reach(tokenizer: Tokenizer, of: Family, entries: dict[int, Entry], path: str = "") -> dict[int, Reached]:
+def reach(tokenizer: Tokenizer, of: Family, entries: dict[int, Entry], name: str) -> dict[int, Reached]:
     """For every id that has an entry, whether and how it can be reached.
 
-    path: the tokenizer's file, to be named where it refuses a text (TokenizerError).
+    name: how the tokenizer is called where it refuses a text (TokenizerError).
     """
-    search = _Search(tokenizer, (i for i, entry in entries.items() if entry.kind is not Kind.SPECIAL), path)
+    search = _Search(tokenizer, (i for i, entry in entries.items() if entry.kind is not Kind.SPECIAL), name)
     own = _own_texts(tokenizer, of, entries, search)
     round_trips = set(own)
     search.open -= round_trips

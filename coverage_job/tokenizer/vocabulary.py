@@ -159,13 +159,16 @@ def _build(spec: TokenizerSpec) -> pa.Table:
     with _no_collection():
         known = entries(tokenizer, of)
         return _rows(
-            known, reach(tokenizer, of, known, spec.path), range(spec.rows), bool(of.continuing_prefix)
+            known,
+            reach(tokenizer, of, known, f"tokenizer {spec.path}"),
+            range(spec.rows),
+            bool(of.continuing_prefix),
         )
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without looking for cycles, of which a table of plain values has none: a fifth of the time."""
+    """Without looking for cycles, of which a table of plain values has none: up to a fifth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
